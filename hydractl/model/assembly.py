@@ -92,9 +92,9 @@ class Assembly:
         self.chains = self._make_chains(starts)
 
     def _load_weights(self, network: nn.Module, view: MemberTensors) -> None:
-        """Load the weights of a member into its network, whose tensors are on the meta device.
+        """Load the weights of a member into its network, whose tensors have shapes but no numbers yet (meta device).
 
-        The weights of attention blocks are left out, because these blocks are replaced.
+        The weights of attention blocks are left out: these blocks are replaced by hydractl's own attention.
 
         Args:
             network: the library's model.
@@ -119,6 +119,8 @@ class Assembly:
             if name not in parameters:
                 stored_name = view.stored[name]
                 state[name] = self._reader.tensor(stored_name)
+
+        # Not strict, because the attention blocks are left out.
         network.load_state_dict(state, strict=False, assign=True)
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
@@ -136,7 +138,7 @@ class Assembly:
         return self._parts[name] == "attention"
 
     def _names_read_late(self, network: nn.Module) -> set[str]:
-        """Return the names of the parameters that are read only when their module runs; none if not streamed.
+        """Return the names of the parameters that are read only when their module runs; none if all are read at once.
 
         These are the parameters of blocks, and of embeddings of a library's own class, which compute their results.
         """
@@ -170,9 +172,10 @@ class Assembly:
         return starts
 
     def _start_of_tower(self, stages: Stages, sites: range) -> Start:
-        """Return how far the members are the same in one tower (e.g. the image encoder).
+        """Return how far the members are the same in one tower (e.g. the image encoder), seen from its input.
 
-        The stem may be the same for all members, then some leading blocks, and then the attention of the next block.
+        The same may be the stem (all before the first block), then some leading blocks, and then the input and the
+        weights of the next block's attention, of which members may have different heads.
 
         Args:
             stages: the stem and the blocks of the tower.
@@ -187,8 +190,10 @@ class Assembly:
             site = self._sites[sites[block]]
             differing = self._names_that_differ(stages.prefixes_of(block))
             choices_of_heads = {mask.kept[site.path] for mask in self._masks}
-            if not differing and len(choices_of_heads) == 1:
+            is_same = not differing and len(choices_of_heads) == 1
+            if is_same:
                 continue
+
             # The attention of this block gets the same input from all members if nothing before it differs. If its
             # heads are also stored once for all members, it can run once with all of them.
             before_attention = [name for name in differing if self._is_before_attention(name, block_path)]
@@ -272,9 +277,10 @@ class Assembly:
         return read_heads(self._family, tensors, site, held.kept[site.path])
 
     def _build_bank(self, site: Site, member: int, indices: Sequence[int] | None = None) -> HeadBank:
-        """Return a bank with the heads that are stored under a member's names, or with some of these heads.
+        """Return a bank (the weights of heads in one module) with a member's stored heads, or with some of them.
 
-        In a streamed model the bank is empty, and is filled each time its attention runs.
+        In a streamed model, whose weights are read block by block, the bank has shapes but no numbers, and is filled
+        each time its attention runs.
 
         Args:
             site: the attention block.
@@ -284,7 +290,7 @@ class Assembly:
         common = self._family.common(self.networks[member], site)
 
         def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
-            """Build the bank from tensors that are read by ``read``."""
+            """Build the bank from tensors that ``read`` returns; ``common`` are the modules that all heads share."""
             weights = self._read_head_weights(site, member, read)
             if indices is not None:
                 weights = weights.select(indices)
@@ -344,7 +350,7 @@ class Assembly:
             self.networks[0].set_submodule(owner, per_member)
 
     def _replace_scales(self, block: str, names: Sequence[str]) -> None:
-        """Replace vectors by which a block multiplies with one vector for each member.
+        """Replace the scale vectors of a block, by which it multiplies, with modules that hold one for each member.
 
         Args:
             block: the path of the block, which holds the vectors itself.
@@ -361,12 +367,15 @@ class Assembly:
             scale = PerMemberScale(scales)
             _, _, attribute = name.rpartition(".")
             delattr(module, attribute)
+
+            # The block multiplies by the attribute: put the module in its place.
             scaled_path = self._family.scaled.get(attribute)
             if scaled_path is None:
                 module.add_module(attribute, scale)
                 continue
-            # torch.compile cannot trace a multiplication by a module. So call the scale before the module whose input
-            # it scales, and leave no vector for the block to multiply by.
+
+            # Or the family names the module whose input is scaled. torch.compile cannot trace a multiplication by a
+            # module. So call the scale before that module, and leave no vector for the block to multiply by.
             setattr(module, attribute, None)
             scaled_module = module.get_submodule(scaled_path)
             scale_and_module = nn.Sequential(scale, scaled_module)

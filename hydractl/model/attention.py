@@ -102,7 +102,7 @@ class HeadAttention(nn.Module):
     ) -> None:
         """Take the projections of each member; nothing is stacked or computed yet."""
         super().__init__()
-        # The members, and for a pool all heads of their common bank.
+        # The members, and for a pool (one attention for all members) all heads of their common bank.
         self.members = nn.ModuleList(members)
         self.pooled = pooled
         if pooled:
@@ -453,7 +453,7 @@ class HeadAttention(nn.Module):
         meeting: _Meeting,
         context: RunContext,
     ) -> Tensor:
-        """Attend with the samples of all members in one batch. A mask that differs by sample is copied for this.
+        """Return the attention of all members, whose samples run as one batch; a mask that differs by sample is copied.
 
         Args:
             stacked: the stacked weights of all members.
@@ -476,6 +476,7 @@ class HeadAttention(nn.Module):
             heads_of_members = self._stacked.take(pool)  # [M, B, heads, q, head_dim]
             return stacked.output(heads_of_members).flatten(0, 1)  # [M, B, q, d_model] -> [M * B, q, d_model]
 
+        # Otherwise each member has queries, keys and values of its own, [M * B, heads, tokens, head_dim].
         q, k, v = stacked.project(x, memory)
         meeting_of_batch = meeting.for_member_major(members, context)
         attended = self._scaled_dot_products(q, k, v, meeting_of_batch)

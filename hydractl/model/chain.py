@@ -118,7 +118,10 @@ class Chain:
         start: Start,
         merged: bool,
     ) -> None:
-        """Find the stages of this tower in each network (stem, blocks and readout); nothing runs yet."""
+        """Find the stages of this tower (encoder) in each network; nothing runs yet.
+
+        The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
+        """
         # Settings, and what the chain consists of.
         self.start = start
         self.sites = start.sites
@@ -209,6 +212,8 @@ class Chain:
             inputs: a batch, as the model takes it.
             watch: is called after every block.
         """
+        # With a watch, run a shallow copy, whose blocks call it after they have run; this chain stays as it is. Blocks
+        # run in the first network for all members, so only its stages are replaced.
         chain = self
         if watch is not None:
             first, *others = self._stages
@@ -235,7 +240,7 @@ class Chain:
         return None if reads is None else reads(state)
 
     def stem(self, inputs: Any) -> State:
-        """Run everything before the first block, and return the state: tokens, and the context that blocks also read.
+        """Return the state before the first block: the tokens, and the context, which are values that blocks also read.
 
         Returns:
             If the stems of all members are the same, one state for all, ``[B, T, d]``. Otherwise the states of all
@@ -361,13 +366,14 @@ class Chain:
         return torch.stack(outputs)
 
     def _run_blocks(self, sites: range, state: State, context: RunContext) -> State:
-        """Run the blocks of some sites one after another.
+        """Return the state after some blocks, which run one after another.
 
         The last block of the tower runs only for the tokens that are read out, if that is allowed. If members differ
-        from one of the blocks on, the state is repeated for every member before that block.
+        from one of the blocks on, the state is repeated for every member before that block: ``[B, T, d]`` becomes
+        ``[M * B, T, d]``.
 
         Args:
-            sites: the indices of consecutive sites among those of the model.
+            sites: the indices of consecutive sites (attention blocks, one in each block) among those of the model.
             state: the state before the first of these blocks.
             context: the context of the run.
         """
@@ -383,7 +389,8 @@ class Chain:
         shortens_last = has_last and not runs_whole
         stop_of_whole = stop - 1 if shortens_last else stop  # the end of the blocks that run for all tokens
 
-        # Reusing the name `state` frees the memory of each state as soon as the next one exists.
+        # Run these blocks, in two parts if members differ from one of them on. Reusing the name `state` frees the
+        # memory of each state as soon as the next one exists.
         if first <= parting_block < stop_of_whole:
             state = context.run_all(blocks[first:parting_block], state)
             state = self._repeat_where_members_part(self.start.first_apart, state, context.member)
@@ -445,7 +452,7 @@ class Chain:
         return self._run_last_block_shortened(state, self._context_of_run(state.hidden))
 
     def _run_last_block_shortened(self, state: State, context: RunContext) -> State:
-        """Run the last block only for the tokens that are read out. If all tokens are read out, run it for all.
+        """Return the state after the last block, which runs only for the tokens that the readout uses, if not all.
 
         Args:
             state: the state before the last block, with all tokens.
@@ -453,12 +460,12 @@ class Chain:
         """
         last = self.sites.stop - 1
         query_state = self.query_tokens(state, context.member)
-        reads_all_tokens = query_state is state
+        reads_all_tokens = query_state is state  # it returns its argument if there is nothing to leave out
         if reads_all_tokens:
             return self._run_block(last, state, context)
 
-        # Queries come from the tokens that are read out, keys and values from all tokens. In a pooled attention these
-        # are the tokens that are the same for all members, in any other the member-major tokens.
+        # Queries come from the tokens that are read out, keys and values from all tokens. In a pooled attention, which
+        # runs once for all members, these are the common tokens [B, T, d]; in any other those of each member.
         attended_state = state
         if not self.start.pooled(last):
             attended_state = self._repeat_where_members_part(last, state, context.member)
@@ -470,7 +477,7 @@ class Chain:
         return self._run_block(last, query_state, replace(context, queries=queries))
 
     def query_tokens(self, state: State, member: int | None = None) -> State:
-        """Reduce the state before the last block to the tokens that are read out.
+        """Return the state before the last block, reduced to the tokens whose results are read out.
 
         Args:
             state: the state before the last block, with all tokens.
@@ -484,7 +491,8 @@ class Chain:
         if reads is None:
             return state
 
-        # All members read the same positions, so find them from the samples of one member.
+        # All members read the same positions, so find them from the samples of one member. `copies` is how often each
+        # sample is in the state: M times if it belongs to all members and they differ before the last block, else once.
         last = self.sites.stop - 1
         is_common_to_all = self.start.shared_stem and last <= self.start.first_apart
         copies = 1 if is_common_to_all or member is not None else self.members
@@ -504,11 +512,15 @@ class Chain:
         return State(hidden, context)
 
     def repeated(self, state: State, times: int) -> State:
-        """Repeat the samples ``times`` times, one copy after another, in a chain with one member."""
+        """Return the state with all its samples ``times`` times, ``[times * B, ...]``, in a chain with one member.
+
+        Two samples a, b repeated twice are a, b, a, b.
+        """
         if times == 1:
             return state
 
         def repeat(value: Tensor) -> Tensor:
+            """Repeat along dimension 0."""
             other_dimensions = [1] * (value.dim() - 1)
             return value.repeat(times, *other_dimensions)
 

@@ -34,7 +34,7 @@ class QueryTokens:
     memory: Tensor
 
     def rows_of(self, attn_mask: Tensor | None) -> Tensor | None:
-        """Return the rows of an attention mask that belong to the query tokens.
+        """Return the rows of an attention mask that belong to the query tokens, of which each sample has its own.
 
         Args:
             attn_mask: ``[T, T]`` or ``[1 or B, h, T, T]``, with a row for each token; or ``[..., 1, T]``, with one row

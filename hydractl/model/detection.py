@@ -86,6 +86,9 @@ def read_features(model: Network, inputs: Any, *, layers: bool = False) -> tuple
         return _logits_and_features(model, inputs, None)
     reader = LayerReader(model.chain_of_samples)
     logits, features = _logits_and_features(model, inputs, reader)
+
+    # Put the vectors of the blocks behind the features of the classifier, in the dtype of the vectors (float32 or
+    # float64): [B, D] and one [B, width] for each vector become [B, D + sum of widths].
     of_layers = []
     for member, of_classifier in enumerate(features):
         of_blocks = reader.vectors(member)
@@ -94,9 +97,12 @@ def read_features(model: Network, inputs: Any, *, layers: bool = False) -> tuple
 
 
 def _logits_and_features(model: Network, inputs: Any, watch: Watch | None) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits and the features of :func:`read_features`; ``watch`` is called after every block."""
-    # A zero-shot model has two towers, one for samples and one for texts. The features come out of the tower of
-    # samples.
+    """Return the logits ``[M, B, classes]``, and for each member the features ``[B, D]`` that enter its classifier.
+
+    ``watch`` is called after every block; None means nothing is called.
+    """
+    # A zero-shot model has two towers (encoders), one for samples and one for texts. Its features are what the tower of
+    # samples gives.
     if len(model.chains) > 1:
         outputs = model.tower_outputs(inputs, watch)
         features_of_samples = outputs[_tower_of_samples(model)]
@@ -232,17 +238,21 @@ class Detector:
             InputError: if the statistics of a score do not fit the model.
         """
         scores: dict[str, Floats] = {}
+        # The statistics come from a file. If some are missing or have other shapes, then looking them up or computing
+        # with them fails somewhere in this block, and the error says that the file does not fit.
         try:
             for name in self.names:
-                scores[name] = np.empty(logits.shape[:2])
+                scores[name] = np.empty(logits.shape[:2])  # [M, B], filled below
             for member, fitted_of_member in enumerate(self.members):
+                # The first D columns are what enters the classifier; what the blocks give follows, if it was read.
                 all_layers = _in_float64(features[member])  # [B, D], or [B, D + sum of widths]
-                features_of_member = all_layers[:, : _width_of_features(fitted_of_member, all_layers.shape[1])]
-                logits_of_member = _in_float64(logits[member])
+                width = _width_of_features(fitted_of_member, all_layers.shape[1])  # D
+                features_of_member = all_layers[:, :width]  # [B, D]
+                logits_of_member = _in_float64(logits[member])  # [B, classes]
                 for name, fitted in fitted_of_member.items():
                     taken = all_layers if name in OF_LAYERS else features_of_member
                     scores[name][member] = FEATURE_SCORES[name].score(fitted, taken, logits_of_member)
-        except (LookupError, ValueError):  # statistics are missing, or have other shapes
+        except (LookupError, ValueError):
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
 
@@ -298,11 +308,11 @@ def narrowed(values: Floats) -> Tensor:
 
 
 def stored_detector(score: str, document: Any, tensors: FileTensors, members: int) -> Detector:
-    """Read the detector that a checkpoint holds.
+    """Return the fitted OOD score that a checkpoint stores beside the weights, with its statistics for each member.
 
     Args:
-        score: the name of its only score.
-        document: what the description says about the score.
+        score: the name of the score; a checkpoint stores one.
+        document: what the description in the header says about the score.
         tensors: the file.
         members: the number of members of the model.
 
@@ -427,19 +437,29 @@ def read_training(
 def _empty_sums(
     models: Sequence[Network], classifiers_of_members: Sequence[FeatureClassifier]
 ) -> list[list[LayerSums]]:
-    """Return empty sums for each layer of each member: its features, and what each block gives.
+    """Return sums that are still zero, for each layer of each member: its features, then what each block gives.
+
+    Args:
+        models: the models; each has one member or several.
+        classifiers_of_members: the weight ``[classes, D]`` and the bias of every member of all models, in their order.
 
     Raises:
-        InputError: the sums need too much memory.
+        InputError: from :func:`empty_sums`, if the sums need too much memory.
     """
     widths_of_members: list[list[int]] = []
+    member = 0  # the index among the members of all models
     for model in models:
+        # The members of a model have blocks of the same widths; each has a classifier of its own.
         chain = model.chain_of_samples
-        widths = widths_of_layers(chain, [model.sites[site].d_model for site in chain.sites])
+        widths_of_tokens = [model.sites[site].d_model for site in chain.sites]
+        widths = widths_of_layers(chain, widths_of_tokens)
         for _ in range(model.members):
-            weight, _ = classifiers_of_members[len(widths_of_members)]
-            widths_of_members.append([weight.shape[1], *widths])
-    classes = len(classifiers_of_members[0][0])
+            weight, _ = classifiers_of_members[member]
+            width_of_features = weight.shape[1]  # D
+            widths_of_members.append([width_of_features, *widths])
+            member += 1
+    weight_of_first, _ = classifiers_of_members[0]
+    classes = len(weight_of_first)
     return empty_sums(widths_of_members, classes)
 
 
@@ -460,7 +480,7 @@ def fit_detector(
     fitted_on: Mapping[str, object],
     words: Sequence[str] = (),
 ) -> Detector:
-    """Fit scores to the training data.
+    """Return OOD scores that are fitted for every member to the features and logits of training data.
 
     Args:
         names: the names of the scores.
@@ -479,7 +499,7 @@ def fit_detector(
     for model in models:
         texts_of_members += _texts_of_words(model, words)
 
-    # The labels of the samples that were read.
+    # The labels of the samples that were read, and whether the score `hedge` holds each out; None without labels.
     labels_of_rows = None if labels is None else labels[read.rows]
     held_out = None if labels is None else held_out_of(len(labels))[read.rows]
 
@@ -546,10 +566,18 @@ def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted
 
 
 def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:
-    """Check that logits ``[B, classes]`` are the given linear function of features ``[B, D]``, up to rounding.
+    """Check that logits ``[B, classes]`` are ``W x + b`` of the features x ``[B, D]``, up to rounding.
+
+    The largest error may be a share of the largest logit, or of 1 if all logits are smaller: in float32, with the
+    largest logit 20, the share 1e-3 allows an error of 0.02.
+
+    Args:
+        logits, features: what the model computed.
+        weight: W, ``[classes, D]``.
+        bias: b, ``[classes]``.
 
     Raises:
-        InputError: if they are not.
+        InputError: if an error is larger.
     """
     expected = _in_float64(features) @ weight.T + bias
     actual = _in_float64(logits)

@@ -183,7 +183,7 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
 
 
 def attach_posteriors(model: Network, tensors: TensorSource) -> None:
-    """Add the stored posteriors to the modules of a model, and make its forward pass use them.
+    """Add the stored Laplace posteriors to the modules of a model, and make its forward pass use them.
 
     Raises:
         InputError: if they are incomplete, or belong to other layers.
@@ -195,7 +195,7 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
             outer = _read_part(tensors, member, layer, "outer")
             posterior = Posterior(basis, spread, outer)
             layer.owner.add_module(layer.name, posterior)
-            is_classifier = len(layers) == 1
+            is_classifier = len(layers) == 1  # a model that compares two towers has a layer in each
             if is_classifier:  # the hook scales the logits as soon as the layer has computed them
                 layer.owner.register_forward_hook(_scale_logits)
 
@@ -205,7 +205,7 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
 
 
 def _read_part(tensors: TensorSource, member: int, layer: LastLayer, part: str) -> Tensor:
-    """Read one part of the posterior of a layer with weight ``[k, d]``, to the device and dtype of that weight.
+    """Return one stored part of the Laplace posterior of a layer with weight ``[k, d]``, in that weight's dtype.
 
     Args:
         tensors: the weights of the model, and the tensors stored with them.
@@ -277,7 +277,10 @@ def has_posterior(model: Network) -> bool:
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
-    """Return the stages of a tower; if its projection has a posterior, it reads out :func:`gaussian_features`."""
+    """Return the stages of a tower, unchanged if its last linear layer (the projection) has no Laplace posterior.
+
+    With a posterior the tower reads out the means and variances of its features, see :func:`gaussian_features`.
+    """
     posterior = getattr(network, _name_in_owner(stages.tower), None)
     projection = stages.projection
     if posterior is None or projection is None:
@@ -308,7 +311,7 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
     Returns:
         ``[B, 2 D]``: D means, then D variances along the columns of ``posterior.outer``.
     """
-    # Divide each input by the length of its feature, and average over prompts.
+    # Divide each input x_p by the length of its feature, and average over prompts: x = mean of x_p / |W x_p|.
     weight = layer.weight.T  # [d, D]
     inputs = with_one(x, layer.bias)  # [B, prompts, d]; with a bias, d counts its column
     features = inputs @ weight  # [B, prompts, D]
@@ -316,7 +319,8 @@ def gaussian_features(posterior: Posterior, x: Tensor, layer: LastLayer) -> Tens
     inputs_of_unit_features = inputs / lengths
     mean_input = inputs_of_unit_features.mean(dim=1)  # [B, d]
 
-    # Its feature is Gaussian. Divide mean and variance so that the mean has length 1.
+    # Its feature is Gaussian with mean W x. Divided by its length, the mean has length 1; a variance is divided by the
+    # square of that length.
     mean = mean_input @ weight  # [B, D]
     variance = posterior(mean_input)  # [B, D]
     length = mean.norm(dim=-1, keepdim=True)
@@ -398,14 +402,15 @@ def gaussian_logits(
 def scale_and_bias(family: ModelFamily, network: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factor and the bias of a member's logits: two scalars, with logit = factor * cosine + bias.
 
-    They follow from the logits of two pairs of features, one with cosine 1 and one with cosine 0.
+    They follow from the logits of two pairs of features: that of cosine 0 is the bias, and that of cosine 1 is
+    factor + bias.
 
     Args:
         family, network: compute the logits.
         like: features ``[B, D]``; only their width, dtype and device are used.
     """
     zeros_behind = like.shape[-1] - 1
-    one = like.new_ones(1, 1)
+    one = like.new_ones(1, 1)  # padded with zeros to the unit vector (1, 0, 0, ...)
     unit_vector = F.pad(one, (0, zeros_behind))  # [1, D]
     zero_vector = torch.zeros_like(unit_vector)
     logit_of_cosine_1 = family.logits(network, [unit_vector, unit_vector])  # [1, 1]

@@ -30,14 +30,19 @@ class LayerReader:
         self._of_members: list[list[Tensor]] = [[] for _ in range(chain.members)]
 
     def __call__(self, site: int, state: State) -> None:
-        """Keep what the block of a site gives."""
+        """Keep what a block gives, for each member to which the state belongs.
+
+        Args:
+            site: the index of the block's attention among those of the model.
+            state: the state after the block.
+        """
         members = self._chain.members
         member = context_of_run().member
-        if member is not None:
+        if member is not None:  # one member runs alone: [B, T, d]
             self._keep([member], site, state)
-        elif self._chain.start.runs_once(site):
+        elif self._chain.start.runs_once(site):  # the block is the same for all members and ran once: [B, T, d]
             self._keep(range(members), site, state)
-        else:
+        else:  # the members ran side by side: [M * B, T, d], all samples of member 0 first
             for index, hidden in enumerate(apart(state.hidden, members)):
                 self._keep([index], site, State(hidden, state.context))
 
@@ -48,19 +53,29 @@ class LayerReader:
             self._of_members[member] += vectors
 
     def _means_of_tokens(self, site: int, state: State) -> list[Tensor]:
-        """Return the vectors ``[B, d]`` of a state, in at least float32."""
-        hidden = state.hidden if state.hidden.dtype == torch.float64 else state.hidden.float()
-        if "read" in state.context:  # the last block ran for these tokens alone
+        """Return one or two means of a state's tokens, ``[B, d]`` each, in at least float32.
+
+        ==========================  ============================================================
+        the readout uses            means
+        ==========================  ============================================================
+        all tokens                  of all tokens but padding
+        some, in the last block     of the tokens that it uses
+        some, in any other block    of the tokens that it uses, and of the others but padding
+        ==========================  ============================================================
+        """
+        hidden = state.hidden if state.hidden.dtype == torch.float64 else state.hidden.float()  # [B, T, d]
+        if "read" in state.context:  # the last block ran for the tokens that the readout uses alone
             return [hidden.mean(dim=1)]
-        weights = _weights_of_tokens(state, hidden)
-        positions = self._chain.tokens_read(state)
-        if positions is None:
+        weights = _weights_of_tokens(state, hidden)  # [B, T]: 1, or 0 for padding
+        positions = self._chain.tokens_read(state)  # [B, k]: the tokens that the readout uses
+        if positions is None:  # it uses all of them
             return [_weighted_mean(hidden, weights)]
         index = positions[:, :, None].expand(-1, -1, hidden.shape[2])  # [B, k, d]
-        of_read = hidden.gather(1, index).mean(dim=1)
+        of_read = hidden.gather(1, index).mean(dim=1)  # [B, d]
         if site == self._chain.sites[-1]:
             return [of_read]
-        return [of_read, _weighted_mean(hidden, weights.scatter(1, positions, 0.0))]
+        weights_of_others = weights.scatter(1, positions, 0.0)  # [B, T]: 0 also for the tokens that are used
+        return [of_read, _weighted_mean(hidden, weights_of_others)]
 
     def vectors(self, member: int) -> list[Tensor]:
         """Return what each block gave to a member, ``[B, d]`` each, in the order of the blocks."""
@@ -83,9 +98,10 @@ def widths_of_layers(chain: Chain, widths_of_blocks: Sequence[int]) -> list[int]
 
 
 def layers_may_not_fit(sources: Iterable[Source]) -> bool:
-    """Return whether the sums of all layers may need more memory than there is for them, before weights are read.
+    """Return whether the sums of all layers may need more than ``MOST_BYTES``, judged before weights are read.
 
-    It counts two vectors of every block, and features of twice the last block's width; none has more.
+    This is an upper bound: two vectors for every block but the last, one for the last, and features of twice its width.
+    A model of two blocks of width 8 counts as vectors of 8, 8, 8 and 16 numbers.
 
     Args:
         sources: the models whose members make up the ensemble, with their classes.
@@ -95,7 +111,7 @@ def layers_may_not_fit(sources: Iterable[Source]) -> bool:
         assert source.classes is not None
         widths: list[int] = []
         for site in source.sites:
-            if site.tower != "text":  # what is read of two towers is of images
+            if site.tower != "text":  # of a model with two towers only the blocks for images are read
                 widths += [site.d_model, site.d_model]
         widths[-1] *= 2
         needed += bytes_of_sums(widths, source.classes) * len(source.description.masks)

@@ -73,7 +73,7 @@ def resolve_dtype(name: str) -> torch.dtype:
 def build_model(
     source: Source, device: str = "cpu", dtype: str = "float32", *, whole_last_block: bool = False
 ) -> HydraModel:
-    """Read the weights of a source and build the model that runs.
+    """Return the model that runs, with the weights of a source (a file or folder whose header was read and checked).
 
     Args:
         source: a model that was found and checked.
@@ -226,7 +226,7 @@ class ModelArgument:
 
 
 def find_models(models: Sequence[ModelRef], options: ModelOptions | None = None) -> list[ModelArgument]:
-    """Find all MODEL arguments and check everything that their headers can tell.
+    """Return all MODEL arguments, each with a name and its models, after checking all that their headers can tell.
 
     Args:
         models: the arguments.
@@ -298,9 +298,9 @@ def with_class_names(arguments: Sequence[ModelArgument], data: DataSpec, limit: 
 
 
 def _with_class_names_of_first(sources: Sequence[Source], known: Sequence[Source]) -> list[Source]:
-    """Give the class names of the first known model that has names to all zero-shot models without names.
+    """Return the models, of which zero-shot models without class names get those of the first known model with names.
 
-    They also take that model's prompts, unless they have their own.
+    They also get that model's prompts, unless they have their own.
 
     Args:
         sources: the models; those with classes are not changed.

@@ -49,7 +49,9 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     try:
         seconds = _best_seconds(size, dtype, device, runs=2)
         while seconds < SECONDS / 2 and size < _LARGEST:
-            # Multiply-adds grow with the third power of the size, and a larger product never has a lower rate.
+            # Multiply-adds grow with the third power of the size: if a run took an eighth of the time it should, the
+            # size doubles. A larger product never has a lower rate. Sizes are multiples of _STEP, each larger than the
+            # one before, up to _LARGEST.
             measurable = max(seconds, 1e-6)  # a clock may be too coarse to see any time pass
             growth = (SECONDS / measurable) ** (1 / 3)
             steps = int(size * growth) // _STEP
@@ -72,7 +74,7 @@ def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
     """
     import torch
 
-    factor = None
+    factor = None  # seconds in this dtype / seconds in float32
     growth = _SIZES[1] / _SIZES[0]  # the ratio of each size to the previous one
     for size in _SIZES:
         times = []

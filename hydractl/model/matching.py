@@ -71,7 +71,7 @@ def named_by_data(source: Source, spec: DataSpec, limit: int | None) -> Source:
 
 
 def sites_of(source: Source, tower: str | None) -> list[Site]:
-    """Return the sites (attention blocks) of one tower, or of all towers.
+    """Return the sites (attention blocks) of one tower (encoder, for images or for texts), or of all towers.
 
     Args:
         source: the model.
@@ -117,7 +117,7 @@ def check_base(document: Any, origin: str, source: Source, *, allow_other: bool,
     if not made_from:
         return
 
-    # It is fine if one of the two models was made from the other.
+    # It is fine if it is the same model, or if one of the two models was made from the other.
     other = made_from[0]
     lineage = source.lineage
     if other in lineage or source.sha256 in made_from:
@@ -187,7 +187,10 @@ def asked_classes(source: Source, tower: str | None) -> dict[str, list[str] | st
 
 
 def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
-    """Return in words where two ways of preparing samples differ; a long value such as a tokenizer is not printed."""
+    """Return in words where two ways of preparing samples differ; empty if they agree.
+
+    A long value, such as a tokenizer, is named but not printed.
+    """
     differences = []
     keys = dict.fromkeys([*a, *b])  # the keys of both, each once
     for key in keys:
@@ -238,18 +241,23 @@ def check_agreement(models: Sequence[tuple[str, Description]]) -> None:
             without known labels agrees with any model that has as many classes.
     """
     first_name, first = models[0]
+
+    # The first model with known labels, to which labels are compared; the first model if none has any.
     labelled_name, labelled = next((pair for pair in models if pair[1].labels is not None), models[0])
     problems: list[str] = []
     for name, other in models[1:]:
         compared_with = first_name
         differences = []
-        # None for a zero-shot model without class names, which takes any number of classes.
+
+        # Compare the number of classes and the preprocessing with the first model. The number is None for a zero-shot
+        # model without class names, which takes any number of classes.
         classes = classes_of(first)
         other_classes = classes_of(other)
         both_known = classes is not None and other_classes is not None
         if both_known and classes != other_classes:
             differences.append(f"{other_classes} classes, not {classes}")
         differences += preprocess_differences(first.preprocess, other.preprocess)
+
         # Compare labels only if nothing else differs, and with a model whose labels are known.
         if not differences and name != labelled_name:
             compared_with = labelled_name

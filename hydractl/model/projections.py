@@ -48,10 +48,11 @@ class Packing:
         return [query_rows, key_rows, key_rows]
 
     def split(self, rows: Tensor) -> Sequence[Tensor]:
-        """Split packed rows into those of queries, of keys and of values.
+        """Return the rows of queries, of keys and of values out of one packed matrix.
 
         Args:
-            rows: ``[n, ...]``, packed as the class says.
+            rows: ``[n, ...]``, packed head by head (queries, keys, values of head 0, then of head 1 ...), or, if heads
+                share keys and values, first all queries.
 
         Returns:
             Queries, keys and values, each ``[heads, head_dim, ...]``. If heads share keys and values, these two have
@@ -143,7 +144,7 @@ class HeadBank(nn.Module):
         self.normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
-        """Pack the biases of queries, keys and values like their weights, with zeros for a bias that is left out.
+        """Return the biases of queries, keys and values in one vector, with zeros for a bias that is left out.
 
         Also sets ``_missing_biases`` to the indices (0 to 2) of the biases that are left out.
 
@@ -166,7 +167,8 @@ class HeadBank(nn.Module):
         return nn.Parameter(self.packing.join(q_bias, k_bias, v_bias))
 
     def weights(self) -> HeadWeights:
-        """Return the present weights, head by head; the inverse of the constructor."""
+        """Return the present weights, head by head, without gradients; the inverse of the constructor."""
+        # The projections: weights [heads, head_dim, d] and biases [heads, head_dim] or None.
         q, k, v = self.packing.split(self.qkv.detach())
         q_bias, k_bias, v_bias = self._unpacked_biases()
         d_model = self.out.shape[0]
@@ -175,7 +177,7 @@ class HeadBank(nn.Module):
         # What else a head may have, in its original shape.
         rows = {name: getattr(self, name).detach().reshape(shape) for name, shape in self._row_shapes.items()}
 
-        # The parameters of the modules that belong to no single head.
+        # The parameters of the modules that belong to no single head, e.g. {"q_norm.weight": ...}.
         extra = {}
         for side in COMMON:
             module: nn.Module = getattr(self, side)
@@ -243,8 +245,8 @@ class HeadBank(nn.Module):
             table = self.table.unflatten(0, (self.heads, -1))  # [heads * R] -> [heads, R]
             return relative.looked_up(table[run])
 
-        # Embeddings of distances. Queries of distances meet the keys of tokens, and keys of distances their queries.
-        # Without projections for distances, their vectors [R, d_model] go through the projections of the tokens.
+        # An embedding for each of R distances. Its query is compared with the keys of tokens, and its key with their
+        # queries. Without projections for distances, the embeddings [R, d_model] go through those of the tokens.
         vectors = relative.embeddings
         queries: Tensor | None
         keys: Tensor | None
@@ -269,7 +271,7 @@ class HeadBank(nn.Module):
         return by_head.transpose(0, 1)  # [n, R, head_dim]
 
     def _linear(self, run: slice | None, x: Tensor, wanted: slice) -> Sequence[Tensor]:
-        """Compute the wanted ones of queries, keys and values, ``[B, n, T, head_dim]``.
+        """Return those of queries, keys and values that are wanted, ``[B, n, T, head_dim]`` each.
 
         Args:
             run: the heads, n neighbours in the bank; None means all, of which no rows need be cut out.
@@ -327,7 +329,7 @@ class HeadBank(nn.Module):
         Returns:
             For each kind a tensor ``[B, heads of all runs, T, head_dim]``.
         """
-        rows_of_head = kinds * self.head_dim
+        rows_of_head = kinds * self.head_dim  # a run of neighbouring heads is one slice of rows
         projected_by_run = []  # for each run, its projections of each kind
         for run in runs:
             rows = slice(first_row + run.start * rows_of_head, first_row + run.stop * rows_of_head)
@@ -353,12 +355,12 @@ class HeadBank(nn.Module):
 
 
 def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int) -> tuple[Tensor, Tensor | None]:
-    """Copy the rows of the wanted projections (some of queries, keys and values) out of the weight of n heads.
+    """Return the rows of some of the three projections (queries, keys, values) of n heads, copied out of the weight.
 
     Args:
         weight: ``[..., n * 3 * head_dim, d_model]``: the queries, keys and values of each head together.
         bias: ``[..., n * 3 * head_dim]`` or None.
-        wanted: which of the three, e.g. :data:`QUERIES`; ``kinds`` is the number of wanted ones.
+        wanted: which of the three, as a slice of their indices 0 to 2, e.g. :data:`QUERIES`. ``kinds`` is how many.
         head_dim: the width of a head.
 
     Returns:
@@ -448,7 +450,7 @@ class MemberProjections(nn.Module):
         return self.bank.weights().select(self._positions)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Project tokens to queries, keys and values.
+        """Return the queries, keys and values of tokens, for each run (stretch of neighbouring heads in the bank).
 
         Args:
             x: the query tokens, ``[B, q, d_model]``.
@@ -498,7 +500,7 @@ class MemberProjections(nn.Module):
         return selected.transpose(1, 2)
 
     def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Concatenate attended heads, and multiply them by their gates if the bank has gates.
+        """Return the attended heads side by side, multiplied by their gates ``sigmoid(W x + b)`` if the bank has gates.
 
         Args:
             attended: ``[B, h, q, head_dim]``.
@@ -519,9 +521,10 @@ class MemberProjections(nn.Module):
         return heads * cat_parts(gates, dim=-1).sigmoid()
 
     def output(self, heads: Tensor) -> Tensor:
-        """Project the member's concatenated heads to the residual stream.
+        """Return what the member's heads add to the residual stream: the output projection of its concatenated heads.
 
-        The columns of each run of heads in ``out`` are one matrix; the results of all runs are added.
+        A run is a stretch of neighbouring heads, whose columns of ``out`` are one slice: the result is the sum of
+        ``out[:, run] @ heads[run]`` over all runs, plus the bias once.
 
         Args:
             heads: ``[B, q, h * head_dim]``, in the order of the runs.
@@ -589,10 +592,11 @@ _Group = frozenset[int]
 
 
 def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
-    """Order all heads so that the heads of each member form few runs of neighbours.
+    """Return an order of all heads in which the heads of each member form few runs (stretches without gaps).
 
     Heads that the same members have form a group and stay together. Each group is followed by the most similar group
-    that is left. Several groups are tried as the first one, and the order with the fewest runs is returned.
+    that is left. Several groups are tried as the first one, and the order with the fewest runs is returned. E.g. with
+    the heads 0, 2 of one member and 1, 2 of another, the order 0, 2, 1 has one run for each.
 
     Args:
         members: the heads of each member.
@@ -604,6 +608,7 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     for head in sorted(set().union(*members)):
         group = frozenset(member for member, heads in enumerate(members) if head in heads)
         heads_of_group.setdefault(group, []).append(head)
+    # The groups of fewest members first.
     groups = sorted(heads_of_group, key=lambda group: (len(group), sorted(group)))
 
     # Try some groups as the first one, and keep the best order.

@@ -79,7 +79,7 @@ class PromptedClasses:
         if at_once is None:
             return [inputs]
 
-        # Cut between classes.
+        # Cut between classes: with 80 templates, 200 prompts at once are 2 classes; a part has one class at least.
         prompts_of_class = len(self.templates)
         classes_at_once = max(1, at_once // prompts_of_class)
         parts = []
@@ -111,7 +111,9 @@ class PromptedClasses:
                 self._features = self._compute_features(log, title)
 
     def _compute_features(self, log: Log, title: str) -> Tensor:
-        """Compute the features ``[M, classes, D]``, and record in ``_read_from`` the weights they were computed from.
+        """Return the features of the classes for each member, ``[M, classes, D]``.
+
+        Also record in ``_read_from`` the weights from which they were computed.
 
         Args:
             log: shows a progress bar.

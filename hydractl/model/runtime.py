@@ -140,8 +140,8 @@ class HydraModel(nn.Module):
             templates_so_far = self.prompted.templates if self.prompted else self.description.prompt
             templates = list(templates_so_far or [DEFAULT_PROMPT])
 
-        # The view shares all modules with this model, and what is forgotten with their weights, but has settings of its
-        # own.
+        # The returned model is a view: it shares all modules with this model, and the list of what is to be forgotten
+        # when their weights change, but has settings of its own.
         view = copy.copy(self)
         view._kept_of_weights = self._kept_of_weights
         view.chains = [copy.copy(chain) for chain in self.chains]
@@ -163,7 +163,11 @@ class HydraModel(nn.Module):
         return self.zero_shot(STAND_INS)
 
     def _set_classes(self, labels: Sequence[str], templates: Sequence[str]) -> None:
-        """Make this model a classifier for classes given by name."""
+        """Make this model a classifier for classes given by name, whose features are computed when first needed.
+
+        Raises:
+            UsageError: if there are no class names or no templates.
+        """
         if not labels or not templates:
             raise UsageError("a zero-shot classifier needs class names and a prompt", hint="see --labels and --prompt")
         description = self.description
@@ -375,7 +379,7 @@ class HydraModel(nn.Module):
         Raises:
             UsageError: if inputs are given in none of the three ways, or in several.
         """
-        # Check that one way is used.
+        # Check that exactly one way is used; tokens are one way, however many of their three tensors are there.
         tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         tokens_by_name = {name: tensor for name, tensor in tokens.items() if tensor is not None}
         ways_used = (inputs is not None) + (pixel_values is not None) + bool(tokens_by_name)
@@ -390,7 +394,8 @@ class HydraModel(nn.Module):
         else:
             log_probs = self._log_probs(tokens_by_name)
 
-        # Inputs given by name are answered by name, as transformers does. With labels the loss needs a name, too.
+        # log p is returned alone only for `inputs` without `labels`. Inputs given by name are answered by name, as
+        # transformers does, and with labels the loss needs a name, too.
         if labels is not None:
             return {"loss": nn.functional.nll_loss(log_probs, labels), "logits": log_probs}
         return {"logits": log_probs} if inputs is None else log_probs
@@ -455,6 +460,7 @@ class HydraModel(nn.Module):
         chosen = Chosen.of(self._stored)
         fitted_scores: dict[str, Floats] = {}
         with torch.no_grad():
+            # Some OOD scores need the features that enter the classifier, others the logits alone.
             if chosen.score in ON_FEATURES:
                 detector = self.fitted_detector(chosen.score)
                 logits, features = read_features(self, inputs, layers=detector.takes_layers)
@@ -529,6 +535,8 @@ class HydraModel(nn.Module):
         """Return the weights of a model with one member under the library's names, without the removed heads."""
         if self.members != 1:
             raise InputError("a fused model has no single set of stock tensors")
+
+        # All tensors but those of attention are as in the library. Attention is written back block by block.
         tensors = {}
         for name, tensor in plain_state(self.networks[0]).items():
             if self.family.part(name, self.sites) != "attention":

@@ -164,7 +164,7 @@ def need_classifier(source: Source) -> None:
 
 
 def with_max_length(source: Source, tokens: int | None) -> Source:
-    """Return the source with texts cut at ``tokens`` tokens; None means no change.
+    """Return the model with texts cut at ``tokens`` tokens; unchanged if this is None.
 
     Raises:
         UsageError: if the model reads images, or cannot take texts of this length.
@@ -292,7 +292,7 @@ def refuse_exported(path: Path) -> None:
 
 
 def open_sources(refs: Sequence[str | ModelRef], options: ModelOptions = _PLAIN) -> list[Source]:
-    """Open several references, and report the problems of all of them at once.
+    """Return the models of several references, or report the problems of all of them at once.
 
     Files are opened first, because only their headers are read. A folder or a name may have to be downloaded, drawn or
     converted, which must not begin while a file is missing or broken.
@@ -352,7 +352,7 @@ def _model_hint(path: Path) -> str:
 
 
 def _open_family_name(family_name: str, rest: str, seed: int, name: str | None) -> Source:
-    """Open ``FAMILY:NAME?key=value``, a model that a library knows by name; its weights may be drawn at random.
+    """Return the model ``FAMILY:NAME?key=value`` that a library knows by name; its weights may be drawn at random.
 
     Args:
         family_name: the name of the family.
@@ -399,7 +399,7 @@ def _parse_query(query: str) -> dict[str, object]:
 
 
 def _open_folder(path: Path, name: str | None) -> Source:
-    """Open a published folder with the first family that recognises it.
+    """Return the model in a published folder, opened by the first family of models that recognises the folder.
 
     Args:
         path: the folder.
@@ -427,7 +427,7 @@ def _open_folder(path: Path, name: str | None) -> Source:
 
 
 def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed: int, name: str | None) -> Source:
-    """Open weights that do not describe themselves, as the architecture that ``--arch`` names.
+    """Return the model of weights that do not describe themselves, as the architecture that ``--arch`` names.
 
     Args:
         path: the file of the weights.
@@ -461,7 +461,8 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
     if isinstance(tensors, StateDict) and tensors.script == family_name:
         preprocess = family.preprocess_of_script(tensors.arguments, model_name, without_weights.preprocess)
     loaded = replace(without_weights, tensors=tensors, preprocess=preprocess)
-    name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")
+    # An error here means that the weights are of another architecture, so it says which one they show.
+    name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")  # "a.pth.tar" gives "a"
     try:
         return _source_of_loaded(family_name, loaded, name or name_without_suffix)
     except InputError as error:
@@ -501,11 +502,12 @@ def arch_hint(tensors: TensorSource) -> str:
 
 
 def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:
-    """Return the source of a dense model that a family has loaded, after checking its tensors.
+    """Return a model that a family has loaded, described and with its tensors checked; dense unless heads are removed.
 
     Raises:
         InputError: if the tensors are not those of the architecture.
     """
+    # Describe the model. The library may already have removed heads; a site is an attention block.
     family = get_family(family_name)
     sites = family.sites(loaded.config)
     removed: list[tuple[str, int]] = []
@@ -540,14 +542,14 @@ def digest_of(description: Description, tensors: TensorSource) -> str:
     digest = hashlib.sha256(text.encode())
     for tensor_name in tensors.names():
         tensor = tensors.read(tensor_name).contiguous()
-        bytes_of_tensor = tensor.reshape(-1).view(torch.uint8)
+        bytes_of_tensor = tensor.reshape(-1).view(torch.uint8)  # the memory of the numbers, without a copy
         digest.update(tensor_name.encode())
         digest.update(bytes_of_tensor.numpy().data)
     return digest.hexdigest()
 
 
 def _source_of_described_file(file: FileTensors, description: Description, name: str) -> Source:
-    """Return the source of a file that describes itself. Its removed heads are sliced away.
+    """Return the model in a file that describes itself, without its removed heads.
 
     Raises:
         InputError: if its tensors are not those that it describes.
@@ -662,7 +664,7 @@ def pruned(source: Source, mask: HeadMask, layout: str) -> tuple[Description, Ed
     Raises:
         InputError: if the mask keeps a head that the model does not have.
     """
-    # Check that the model has all heads to keep.
+    # Check that the model has all heads to keep, in each of its attention blocks.
     present = source.description.mask
     for path, heads in present.kept.items():
         missing = set(mask.kept[path]).difference(heads)

@@ -143,7 +143,15 @@ _stacking_lock = threading.Lock()
 
 
 def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> CachedStack:
-    """Stack the weights of all members; if possible, also turn the parameters into views of the stack.
+    """Return the weights of all members in one tensor, the stack ``[M, ...]``, padded with zeros to one shape.
+
+    =======================================  ======================  ==================================
+    the members' weights                     the stack               a later write to a parameter
+    =======================================  ======================  ==================================
+    one parameter that all share             a view of it            shows in the stack
+    a parameter of its own for each          new; they become views  shows in the stack
+    parts of parameters, or some share one   a copy                  does not, so versions are compared
+    =======================================  ======================  ==================================
 
     Args:
         weights: the parameter of each member.
@@ -315,7 +323,10 @@ class StacksOfTower:
         return {"_modules": self._modules, "_snapshot": None}  # a copied tower has other parameters
 
     def checked(self) -> Mapping[Any, Any]:
-        """Return for each module that can use stacks its :meth:`StackingModule.batched_weights`, all up to date."""
+        """Return the stacked weights of all members for each module that can use them, up to date.
+
+        They are those of the last call unless a weight has changed since. A module without stacks is left out.
+        """
         snapshot = self._snapshot
         if snapshot is None or not snapshot.is_current():
             snapshot = _StackSnapshot()
@@ -376,7 +387,8 @@ class _StackSnapshot:
 
     def is_current(self) -> bool:
         """Return whether all stacks are still cached and up to date."""
-        # No cache has forgotten or replaced its stack.
+        # `map` over parallel lists compares them pair by pair without a loop in Python, because this runs before every
+        # run of a tower. No cache has forgotten or replaced its stack.
         if not all(map(is_, map(_stack_in_cache, self._caches), self._stacks)):
             return False
 
@@ -440,7 +452,8 @@ class PerMember(nn.Module):
         if context.member is not None:
             return self._each[context.member](x)
 
-        # One product for all members, with stacks that were checked for the whole run or are checked here.
+        # One product for all members, with stacks that were checked for the whole run or are checked here. It is None
+        # for modules that cannot be stacked, and where members are to run one after another.
         product = context.stacks_of(self)
         if product is None and self._stacks and context.batches(x.device):
             product = self._product()
@@ -559,15 +572,19 @@ class StackedProjections:
         return [_PartOfMember(member, dim, width) for member in self._members]
 
     def _is_possible(self, pooled: bool) -> bool:
-        """Return whether one batched product gives what the members give, without too many heads of zeros."""
+        """Return whether one batched product gives what the members give, without too many heads of zeros.
+
+        Members with fewer heads than the largest are padded with heads of zeros.
+        """
         members = self._members
         if len(members) == 1 or self.heads == 0:
             return False
         if any(member.bank.gate is not None for member in members):
             return False
 
-        # Limit the share of heads of zeros. In a pool they only cost in the output projection, a small part of the
-        # work, so there any share is accepted.
+        # Limit the share of heads of zeros: members with 6 and 2 heads compute 12 for 8 real ones, a ratio of 1.5. In a
+        # pool (one attention with the heads of all members) they only cost in the output projection, a small part of
+        # the work, so there any share is accepted: the ratio is never above the number of members.
         most_padded = len(members) if pooled else PADDED
         real_heads = sum(member.heads for member in members)
         computed_heads = len(members) * self.heads
@@ -616,7 +633,7 @@ class StackedProjections:
         return StackedWeights(self, qkv, output, cut_once=cut_once)
 
     def normed(self, heads: Tensor, side: str) -> Tensor:
-        """Normalise queries or keys, each member's by its own norm.
+        """Return normalised queries or keys, each member's by its own norm; unchanged if the bank has no norms.
 
         Args:
             heads: ``[M * B, heads, T, head_dim]``.
@@ -654,9 +671,10 @@ class StackedProjections:
             self._indices_in_bank(self._banks[0].out.device)
 
     def _indices_in_bank(self, device: torch.device) -> Tensor:
-        """Return the index in the bank of each member's heads, int64 ``[M * heads]``.
+        """Return the index in the common bank of each member's heads, int64 ``[M * heads]``, member after member.
 
-        A head of zeros gets the index 0: any head will do, as the output projection multiplies it by zeros.
+        A member with fewer heads than ``heads`` is filled up with the index 0: any head will do, as the output
+        projection multiplies these by zeros. E.g. heads 1, 2 and head 3 with ``heads`` = 2 give 1, 2, 3, 0.
         """
         cached = self._cached_indices  # read once, because another thread may forget it
         if cached is not None and cached.device == device:
@@ -718,7 +736,7 @@ class StackedWeights:
         return MembersLinear(weight, bias)
 
     def project(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to queries, keys and values.
+        """Return the queries, keys and values of the tokens of all members, by one product or two for all members.
 
         Args:
             x: the query tokens, ``[M * B, q, d_model]``.

@@ -190,11 +190,13 @@ class EditedHeads:
 
         The tensors of one site are read one after another, so it is enough to keep one site in memory.
         """
+        # The same site as last time.
         if self._cached is not None:
             cached_path, cached_tensors = self._cached
             if cached_path == site.path:
                 return cached_tensors
 
+        # Another one: read its tensors, and edit them together, because an edit moves heads of all of them.
         names = [name for name, site_of_name in self._site_of.items() if site_of_name.path == site.path]
         tensors = {name: self.source.read(name) for name in names}
         edited = self._edit_site(site, tensors)
@@ -252,10 +254,10 @@ def sliced(
 def zeroed(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Return a source with tensors of the shapes of the library's own model, in which removed heads do nothing.
+    """Return a source of tensors in the shapes of the library's own model, in which removed heads add nothing.
 
     The heads of ``present`` are put at their original indices. The output columns of all heads that are not in ``kept``
-    are zero.
+    are zero. E.g. of 4 heads, with 0, 2, 3 present and 0, 3 kept, heads 1 and 2 add nothing.
 
     Args:
         source: weights that hold the heads of ``present``.
@@ -343,6 +345,7 @@ def _problems_of_classes(description: Description, family: ModelFamily) -> list[
     classes = family.classes(description.config)  # None for a zero-shot model, which takes any number of classes
     if labels is not None and classes is not None and len(labels) != classes:
         problems.append(f"{len(labels)} labels for {classes} classes")
+    # Building a prompt for any class name checks the templates.
     if description.prompt is not None:
         try:
             family.prompts(description.config, description.preprocess, ["a"], description.prompt)
@@ -430,7 +433,7 @@ def check_finite_weights(name: str, tensors: TensorSource) -> None:
         NonFiniteError: naming the first such tensor.
         InputError: if every number of a file is zero.
     """
-    not_finite: Iterable[str]
+    not_finite: Iterable[str]  # the names of such tensors
     if isinstance(tensors, FileTensors):
         # All numbers of the file were seen when its hash was computed.
         scan = tensors.scan()
