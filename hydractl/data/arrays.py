@@ -85,12 +85,12 @@ class _Header(NamedTuple):
 
 
 def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open a ``.npz`` file; ``?x=``, ``?y=`` and ``?classes=`` name its arrays.
+    """Return the images and labels in a ``.npz`` file, whose arrays ``?x=``, ``?y=`` and ``?classes=`` name.
 
-    ``x`` is uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; ``y`` integers or unicode strings ``[N]`` or
-    ``[N, 1]``;
-    ``classes`` unicode strings ``[K]``. All headers are checked before an array is unpacked. The images are read
-    through once, so that a damaged file is refused here and not later.
+    ``x`` are the images, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3. ``y`` are the labels, integers or
+    unicode strings ``[N]`` or ``[N, 1]``. ``classes`` are the class names, unicode strings ``[K]``. Only the images
+    must be there. All headers are checked before an array is unpacked. The images are read through once, so that a
+    damaged file is refused here and not later.
 
     Returns:
         The images, and their labels before they are mapped to the classes of a model.
@@ -101,6 +101,7 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     spec.check_query(_SETTINGS)
     names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
     with _errors_of_file(spec.where):
+        # Unusable images are an error. Unusable labels are only handed on: a set may be used without its labels.
         headers, problems = _read_needed_headers(spec, names)
         label_problems = _label_problems(names, headers)
         if problems:
@@ -138,6 +139,7 @@ def _read_needed_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict
         The headers of the usable arrays, by name of the array; and one message for each needed array that is missing
         and each array that cannot be used.
     """
+    # The headers of the arrays that are in the file.
     headers: dict[str, _Header] = {}
     problems = []
     with zipfile.ZipFile(spec.file) as archive:
@@ -159,6 +161,7 @@ def _read_needed_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict
         if name not in arrays_in_file:
             problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
 
+    # The images must be bytes in a shape of images.
     images_name = names["x"]
     if images_name in headers:
         header = headers[images_name]
@@ -171,15 +174,24 @@ def _read_needed_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict
 
 
 def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _Header]) -> RawLabels:
-    """Return the labels: class names if the file has strings, else integers.
+    """Return the labels of a file, with its class names.
+
+    =================  ===============================================================================
+    labels             result
+    =================  ===============================================================================
+    none               no labels; the class names, if there are any
+    strings            the strings; the class names, or else the different labels in alphabetical order
+    up to 2^63 - 1     an int64 array; the class names, if there are any
+    larger integers    a list of integers, which is refused later with the sample at fault
+    =================  ===============================================================================
 
     Args:
         path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: the headers of the arrays in the file, by name of the array.
     """
-    labels = None
-    classes = None
+    labels = None  # [N], also if the file has [N, 1]
+    classes = None  # [K]
     with np.load(path, allow_pickle=False) as arrays:
         if names["y"] in headers:
             labels = arrays[names["y"]].reshape(-1)
@@ -192,6 +204,8 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     if problems:
         return RawLabels(problems=problems)
     class_names = None if classes is None else classes.tolist()
+
+    # The cases, in the order of the table.
     if labels is None:
         return RawLabels(None, class_names)
     if labels.dtype.kind == "U":
@@ -202,7 +216,15 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
 
 
 def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.uint8] | _StoredRows | partial[Any]:
-    """Return the images of the array: in memory, or read from the file when they are asked for; or what unpacks them.
+    """Return the images of an array, in one of three forms, by the way in which the file stores them.
+
+    ================================  ==================================================================
+    stored                            form
+    ================================  ==================================================================
+    in Fortran's order                all images in memory
+    uncompressed                      rows that are read from the file one by one when they are needed
+    compressed                        a function that unpacks the rows whose indices it is called with
+    ================================  ==================================================================
 
     Args:
         spec: the SPEC of the file.
@@ -219,7 +241,7 @@ def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.u
         info = archive.getinfo(f"{name}.npy")
     unpack = partial(_unpacked_rows, spec.file, name, header)
     if info.compress_type == zipfile.ZIP_STORED:
-        unpack([])
+        unpack([])  # no rows: this only reads to the end, and raises an error if the checksum is wrong
         return _StoredRows(spec.file, info, header, spec.where)
     return unpack
 
@@ -245,6 +267,7 @@ def _unpacked_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) 
     row_bytes = header.row_bytes
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
         read_array_header(member)
+        # A compressed member cannot be entered in the middle, so rows that are not wanted are read, too.
         for row in range(count):
             content = member.read(row_bytes)
             if len(content) < row_bytes:
@@ -292,19 +315,30 @@ class _StoredRows:
         Raises:
             InputError: if the file was changed since it was opened, or cannot be read.
         """
+        # Where the row begins in the block of rows that was read last.
         row_bytes = self._header.row_bytes
         first, content = self._block
         start = (row - first) * row_bytes
+
+        # If it is not in the block, read another one. The row behind the block means that rows are read in order, and
+        # then many are read at once.
         if not 0 <= start < len(content):
             is_next = start == len(content)
-            content = self._read(row, max(1, _READ_AHEAD // row_bytes) if is_next else 1)
+            count = 1
+            if is_next:
+                count = max(1, _READ_AHEAD // row_bytes)
+            content = self._read(row, count)
             self._block = (row, content)
             start = 0
         image = np.frombuffer(content, np.uint8, row_bytes, start)
         return image.reshape(self._header.shape[1:])
 
     def _read(self, row: int, count: int) -> bytes:
-        """Return the bytes of so many rows of the array from ``row`` on, or of fewer at its end."""
+        """Return the bytes of ``count`` rows of the array from ``row`` on, or of fewer at its end.
+
+        Raises:
+            InputError: if the file was changed since it was opened, or cannot be read.
+        """
         count = min(count, self._header.shape[0] - row)
         wanted = count * self._header.row_bytes
         try:
@@ -421,9 +455,10 @@ _FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
 
 
 def _holds_no_text(array: npt.NDArray[Any]) -> bool:
-    """Return whether strings hold codes beyond Unicode or halves of characters. Python accepts them and fails later.
+    """Return whether an array of strings holds numbers that are no characters; False for other arrays.
 
-    Returns False for an array that holds no strings.
+    Such a number is larger than any code of Unicode, or is a surrogate, i.e. half of a character. NumPy reads both
+    without an error, and Python fails later, when it prints or writes them.
     """
     if array.dtype.kind != "U" or not array.nbytes:
         return False

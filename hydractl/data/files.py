@@ -71,7 +71,11 @@ class EncodedImages(Dataset):
         )
 
     def _sample(self, i: int) -> Image.Image:
-        """Return the image as :func:`decoded_image` does."""
+        """Return image ``i``, decoded, and turned upright if this set asks for it.
+
+        Raises:
+            UnreadableSample: if its file is empty, in an unknown format or damaged.
+        """
         content = self.read(i)
         if not content:
             raise self.unreadable(i, self.nothing)
@@ -231,7 +235,7 @@ def _split_line(line: str) -> tuple[str, str | None]:
     text = line.strip(" \r")
     if "\t" in text:
         path, _, label = text.rpartition("\t")
-        return path.strip(), label.strip() or None
+        return path.strip(), label.strip() or None  # an empty label is none
 
     # Without a tab, the last field may be a label or the end of the path.
     before_last_space, _, last_field = text.rpartition(" ")
@@ -257,17 +261,19 @@ def _labels_of_entries(entries: Sequence[_ListedImage]) -> RawLabels:
         return RawLabels()
     has_integers = any(INTEGER.fullmatch(label) for label in labels)
 
-    # A list must be labelled completely, and in one way.
+    # A list must be labelled completely, and in one way. The two kinds of problems are listed one after the other.
     problems = []
     for entry in entries:
         if entry.label is None:
-            shown_path = repr(entry.path)[1:-1]
+            shown_path = repr(entry.path)[1:-1]  # control characters as escapes (\n), without the quotes
             problems.append(f"{entry.place}: no label for {shown_path}")
     for entry in entries:
         if has_integers and entry.label is not None and not INTEGER.fullmatch(entry.label):
             problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
     if problems:
         return RawLabels(problems=problems)
+
+    # All labels are integers, or all are names.
     if has_integers:
         return RawLabels(list(map(int, labels)))
     return labels_of_column(labels)
@@ -295,9 +301,11 @@ class ListedImages(FileImages):
         super().__init__(spec.text, spec.where, with_numbers_if_repeated(names), paths)
 
     def prepare(self, rows: Sequence[int]) -> None:
-        """Refuse images that do not exist; they are listed.
+        """Check that the images at ``rows`` exist.
 
-        If all are missing, the root is probably wrong, and the error names only the first image.
+        Raises:
+            InputError: if some do not; they are listed. If all are missing, the root folder is probably wrong, and the
+                error names only the first image.
         """
         missing = []
         for row in rows:
@@ -307,7 +315,7 @@ class ListedImages(FileImages):
         if not missing:
             return
 
-        # Some or all images are missing.
+        # Case 1: some images are missing. Case 2, below: all are.
         hint = "name the folder that the paths are relative to with ?root=FOLDER"
         if len(missing) < len(rows):
             message = f"{len(missing)} of {len(rows)} listed images do not exist under {self._root}"
@@ -351,7 +359,7 @@ def read_folder(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]
 
     # List all images.
     images_by_class: dict[str, list[str]] = {}
-    left_out: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()  # other files, counted by the two functions below
     try:
         class_folders, loose_images = _folders_and_images(root, left_out)
         for name in class_folders:
@@ -360,7 +368,8 @@ def read_folder(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]
         raise InputError(f"{spec.where}: cannot list {error.filename}: {error.strerror}") from error
     _check_folder(spec, images_by_class, loose_images, left_out)
 
-    # Class after class: the class of each image, and its path. Without class folders the images have no labels.
+    # Class after class: the class of each image, and its path. Without class folders the images have no labels. With
+    # them there are no loose images, as was checked.
     class_of_each = []
     paths = loose_images
     for name, images in images_by_class.items():
@@ -400,7 +409,7 @@ def _check_folder(
             message += f", but {other_files}"
         raise InputError(message, hint=f"image files end in {endings}")
 
-    # Every class needs images, and all images must have a class.
+    # Every class needs images, and beside class folders there must be no loose images, which would have no class.
     problems = []
     for name, images in images_by_class.items():
         if not images:
@@ -422,7 +431,8 @@ def _folders_and_images(folder: str, left_out: Counter[str]) -> tuple[list[str],
 
     Args:
         folder: the folder.
-        left_out: the other files are counted here, by the ending of their names.
+        left_out: changed by this function: it counts each other file by the ending of its name. Hidden files and
+            folders are neither returned nor counted.
     """
     folders = []
     images = []
@@ -443,16 +453,20 @@ def _folders_and_images(folder: str, left_out: Counter[str]) -> tuple[list[str],
 def _images_below(folder: str, above: tuple[tuple[int, int], ...], left_out: Counter[str]) -> list[str]:
     """Return the images at any depth of a folder, as paths relative to it, in a fixed order.
 
+    A link back to a folder that contains this one is not followed, because the search would never end. Two links to one
+    folder elsewhere are both followed.
+
     Args:
         folder: the folder.
-        above: device and inode of each folder on the way here. A link back to one of them is not followed, because the
-            search would never end.
-        left_out: files that are no images are counted here, by the ending of their names.
+        above: identifies each folder that contains this one, by its device and inode; empty for the first call.
+        left_out: changed by this function: it counts each file that is no image by the ending of its name.
     """
     status = os.stat(folder)
     identity = (status.st_dev, status.st_ino)
     if identity in above:
         return []
+
+    # First the images directly in the folder, then those of each sub-folder, whose paths begin with its name.
     folders, images = _folders_and_images(folder, left_out)
     for name in folders:
         subfolder = os.path.join(folder, name)

@@ -55,7 +55,8 @@ class RawLabels:
     def to_choose_by(self) -> Labels | list[Any] | None:
         """Return the labels by which samples of every class are chosen, or None without labels.
 
-        If some labels are bad, which may be those of samples that are not chosen, they are texts.
+        They are checked only after the choice, since bad ones may belong to samples that are not chosen. Until then
+        labels of several kinds are compared as texts.
         """
         if self.values is None or isinstance(self.values, np.ndarray):
             return self.values
@@ -64,6 +65,7 @@ class RawLabels:
             return None
         if len(kinds) > 1 or not kinds <= {"integer", "name"}:
             return [str(label) for label in self.values]
+        # All are integers, or all are names. Numbers in a text file are names until here.
         return list(map(int, self.values)) if self.from_text else self.values
 
 
@@ -128,13 +130,14 @@ def _sizes_if_sorted(labels: Sequence[Any] | Labels | None) -> list[int] | None:
 
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
-    """Return what is wrong with labels: one line for each kind of problem, which names the first sample that has it.
+    """Return what is wrong with labels, one line for each kind of problem, which names its first sample; or no line.
 
     Args:
         values: integers of 64 bits, or names. Anything else, None, and a mixture of integers and names are problems.
         ids: the ids of the samples, for messages.
     """
-    places: dict[str, list[int]] = {}  # of the labels of each kind
+    # The kinds are "integer", "too large" (an integer), "name", "missing" and "other".
+    places: dict[str, list[int]] = {}  # the indices of the labels of each kind
     for i, value in enumerate(values):
         places.setdefault(_kind_of_label(value), []).append(i)
 
@@ -214,9 +217,10 @@ def resolve_labels(
             hint += f"; {raw.hint}"
         raise InputError(f"{where}: no label for sample {ids[0]}, nor for any other", hint=hint)
 
-    # The names that the indices now stand for: the data's own, none, or the checkpoint's.
+    # The names that the indices now stand for: the data's own (numbers in a text file have none), or the checkpoint's.
     if labels is None:
-        return indices, None if raw.from_text else raw.names
+        names_of_data = None if raw.from_text else raw.names
+        return indices, names_of_data
     if not labels:  # a checkpoint without names
         return indices, None
     return indices, list(labels)
@@ -238,6 +242,7 @@ def _class_indices(
     Raises:
         InputError: for labels that are negative or out of range, and names that cannot be mapped.
     """
+    # A list may hold anything, or only None for a set without labels. An array of integers needs no such check.
     values = raw.values
     problems = raw.problems
     if isinstance(values, list):
@@ -256,6 +261,7 @@ def _class_indices(
         values = list(map(int, values))
         data_names = None
 
+    # The index of a class in the data and in the checkpoint may differ, so there are two steps.
     # First step: indices into the data's own names if there are any, else into the checkpoint's names.
     if isinstance(values, list) and type(values[0]) is str:
         indices = _index_names(values, data_names or [], ids, where)
@@ -316,7 +322,7 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
     Raises:
         InputError: naming the first wrong label, and how many others there are.
     """
-    is_bad = values < 0
+    is_bad = values < 0  # [samples]
     what_is_wrong = "negative"
     if classes is not None:
         is_bad |= values >= classes
@@ -325,7 +331,7 @@ def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where:
         return
 
     # Name the first wrong label, and count the others.
-    first = int(is_bad.argmax())
+    first = int(is_bad.argmax())  # the index of the first True
     label = int(values[first])
     message = f"{where}: label {label} of sample {ids[first]} is {what_is_wrong}"
     others = int(is_bad.sum()) - 1
@@ -356,7 +362,7 @@ def _index_data_classes(
             hint="give the model's class names with --labels",
         )
 
-    # Apply --label-map.
+    # Apply --label-map. `target_names` are the checkpoint's names for the data's classes, in the data's order.
     target_names = data_names
     if label_map:
         _check_targets(label_map, labels, where)
@@ -387,6 +393,7 @@ def _index_data_classes(
         )
 
     # Now every name leads to exactly one class.
+    # Names of the checkpoint go before published ones.
     index_by_name = dict(published_indices)
     for index, name in enumerate(labels):
         index_by_name[name] = index
@@ -436,6 +443,7 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
         labels: the checkpoint's class names. Upper and lower case do not matter; of two that differ only in case, the
             first is suggested.
     """
+    # In reverse, since later keys replace earlier ones: of labels that differ only in case, the first stays.
     label_by_folded = {label.casefold(): label for label in reversed(labels)}
 
     # Comparing takes the time of (names x labels), so only some names are compared.

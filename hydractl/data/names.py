@@ -108,7 +108,7 @@ def folded_name(name: str) -> str:
 
 
 def class_label_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
-    """Return the class names that the ``datasets`` library stored in a Parquet file, for each column that has some.
+    """Return the class names that the ``datasets`` library stored in a Parquet file, by the column they belong to.
 
     They are JSON in the metadata of the file's Arrow schema, at ``info.features.COLUMN.names``, and the integers of the
     column index them. The result is empty if another program wrote the file, or if this JSON is damaged.
@@ -116,6 +116,7 @@ def class_label_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[
     Args:
         metadata: the metadata of the schema; None if there are none.
     """
+    # The JSON may have any form, since any program may have written the file.
     try:
         description = json.loads((metadata or {})[b"huggingface"])
         features = description["info"]["features"].items()
@@ -153,7 +154,7 @@ def renaming_warning(old_names: Sequence[str], names: Sequence[str], model: str)
     if before == after:
         return None
 
-    # The indices whose new name is the old name of a class at another index.
+    # Names that moved: the indices whose new name is the old name of a class at another index.
     old_index_by_name = {name: index for index, name in enumerate(before)}
     moved = []
     for index, name in enumerate(after):
@@ -189,14 +190,20 @@ def renaming_warning(old_names: Sequence[str], names: Sequence[str], model: str)
 
 
 def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
-    """Return the class names that an option asks for.
+    """Return the class names that an option asks for, in the order of the classes.
+
+    =============================  ==================================================================================
+    ``labels``                     the names
+    =============================  ==================================================================================
+    a list of a Python program     its entries
+    a name of :data:`LABEL_SETS`   that built-in list; ``builtin:NAME`` if a file has the same name
+    a folder of training images    its sub-folders, in the order in which training scripts number them
+    a ``.json`` file               its list of strings
+    any other file                 its lines, in UTF-8, without blank ones and without spaces around names
+    =============================  ==================================================================================
 
     Args:
-        labels: one of four things. The name of one of the :data:`LABEL_SETS`. A file: a ``.json`` file with a list of
-            strings, or a UTF-8 text file with a name on each line (blank lines and spaces around names are ignored).
-            A folder of training images, whose sub-folders are the classes, in the order in which training scripts
-            number them. A list that a Python program holds. If a name is both a built-in list and a file,
-            ``builtin:NAME`` means the list and ``./NAME`` the file.
+        labels: what the option was set to.
         option: the name of the option, for messages.
 
     Raises:
@@ -286,7 +293,7 @@ def read_words(path: str) -> list[str]:
 
 
 def read_prompts(texts: Sequence[str], option: str = "--prompt") -> list[str]:
-    """Return the templates of prompts that an option asks for, in the given order.
+    """Return the templates of prompts that an option asks for, such as ``a photo of a {label}``, in order.
 
     Args:
         texts: each is a template (with ``{label}`` or ``{}`` in place of the class name), or the name of one of the
@@ -335,7 +342,11 @@ def _is_built_in(text: str, known: Sequence[str], where: str) -> bool:
 
 
 def _lines_of(path: str, where: str) -> list[str]:
-    """Return the lines of a text file that are not blank, or the entries of a JSON list.
+    """Return the lines of a text file that are not blank, without spaces around them, or the entries of a JSON list.
+
+    Args:
+        path: the file; ``.json`` at its end means a JSON list.
+        where: the name of the file in messages.
 
     Raises:
         InputError: if the file cannot be read.
@@ -355,7 +366,7 @@ def _lines_of(path: str, where: str) -> list[str]:
 
 
 def _checked_names(names: list[str], where: str, kind: str) -> list[str]:
-    """Check that there are names, that none is empty and none occurs twice; return them unchanged.
+    """Return names unchanged, after checking that there are some, that none is empty and none occurs twice.
 
     Args:
         names: class names, or templates.

@@ -112,15 +112,18 @@ class Findings:
 
 
 def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
-    """Count the samples of each of two sets that are also in the other."""
+    """Return how many samples of each of two sets are also in the other; 0 and 0 if the sets are apart.
+
+    Samples are the same if they have the same fingerprint, i.e. the hash of what a model sees of them. A sample that a
+    set repeats counts every time.
+    """
+    # Decode many images in several processes, and store their fingerprints; the result would be the same without it.
     for given_set in (first, second):
         read_ahead(given_set.dataset)
     digests_of_first = first.dataset.sample_fingerprints()
     digests_of_second = second.dataset.sample_fingerprints()
     in_both = set(digests_of_first) & set(digests_of_second)
-    if not in_both:
-        return SharedSamples(first, second, 0, 0)
-    of_first = sum(digest in in_both for digest in digests_of_first)  # a repeated sample counts every time
+    of_first = sum(digest in in_both for digest in digests_of_first)
     of_second = sum(digest in in_both for digest in digests_of_second)
     return SharedSamples(first, second, of_first, of_second)
 
@@ -180,7 +183,7 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     if 2 * shared.of_first > len(dataset):
         raise InputError(str(shared), hint="give a validation set of its own")
 
-    # Keep the samples whose content (by its digest) is not in the training data.
+    # Keep the samples whose fingerprint, the hash of what a model sees, is not among those of the training data.
     digests_of_training = set(training.dataset.sample_fingerprints())
     fingerprints = dataset.sample_fingerprints()
     kept_rows = [index for index, digest in enumerate(fingerprints) if digest not in digests_of_training]
@@ -189,13 +192,14 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
 
 
 def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:
-    """Return a warning if a model was trained on validation samples, or may have been; None if only on a handful.
+    """Return a warning if a model was trained on validation samples, or may have been; None if on none or a handful.
 
     Args:
         model: the name of the model.
         seen: the samples that its weights were trained on.
         validation: the data by which something is chosen.
     """
+    # Samples of an older version may have fingerprints of another kind, by which nothing can be compared.
     seen = list(seen)
     older = incomparable(use for use in seen if use["as"] == "train")
     if older is not None:

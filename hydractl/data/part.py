@@ -158,7 +158,7 @@ class ChosenRows:
         indices_from_start = np.arange(self.start, end)
         remaining = self._draw_share(indices_from_start, labels, total)
 
-        # Every N-th of the remaining samples, beginning with number K.
+        # part=K/N: every N-th of the remaining samples, beginning with number K; 2/4 takes the places 1, 5, 9, ...
         part_number, part_count = self.part
         if part_number > len(remaining):
             raise InputError(
@@ -166,8 +166,9 @@ class ChosenRows:
             )
         in_part = slice(part_number - 1, None, part_count)
 
-        # `without` counts the remaining samples before they are divided into parts.
-        is_left = np.ones(len(remaining), dtype=np.bool_)
+        # `without` counts the remaining samples before they are divided into parts, so mark them first, and then take
+        # the part of the samples and of their marks alike.
+        is_left = np.ones(len(remaining), dtype=np.bool_)  # [remaining]
         for first, last in self.without:
             if last >= len(remaining):
                 raise InputError(f"{self.where}: without={last} is beyond the last of {len(remaining)} samples")
@@ -180,8 +181,9 @@ class ChosenRows:
     def _draw_share(self, indices: np.ndarray, labels: Sequence[Any] | np.ndarray | None, total: int) -> np.ndarray:
         """Return the share of some samples that ``fraction=A:B`` asks for, as ascending indices.
 
-        All samples are put into one random order, which depends only on ``seed``, and those from A to B in that order
-        are taken. So shares that do not overlap have no sample in common.
+        The samples are put into a random order, which depends on ``seed`` and not on A and B, and those from A to B in
+        that order are taken: of 10 samples, ``0.2:0.5`` takes the places 2, 3 and 4 of the order. So shares that do not
+        overlap have no sample in common.
 
         Args:
             indices: the indices of the samples in the whole set.
@@ -222,7 +224,7 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
         A permutation of the indices 0 to ``total - 1``.
     """
     random = np.random.RandomState(seed)  # its stream never changes between numpy versions
-    order = random.permutation(total)
+    order = random.permutation(total)  # [total]
     if labels is None:
         return order
 
@@ -230,8 +232,8 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
     _, classes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
     by_class = np.argsort(classes, kind="stable")  # places in the drawn order, class after class
 
-    # The first sample of each class is placed at random within the first of its distances; otherwise all classes would
-    # begin with a sample at 0.
+    # Sample k of the n samples of a class stands at (k + start) / n, with one start below 1 for the class: n = 4 and
+    # start = 0.8 give 0.2, 0.45, 0.7, 0.95. The start is random, since otherwise all classes would begin at 0.
     starts = random.uniform(size=len(counts))
     positions = np.empty(total)  # on the line from 0 to 1
     for start, members in zip(starts, np.split(by_class, np.cumsum(counts)[:-1]), strict=True):
@@ -241,14 +243,18 @@ def _stratified_order(labels: np.ndarray | None, total: int, seed: int) -> np.nd
 
 
 def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
-    """Take the settings that choose samples (``from``, ``take``, ``fraction``, ...) out of a SPEC.
+    """Split a SPEC, the text that names a data set, into the SPEC of the whole set and the samples chosen from it.
+
+    ``photos/?take=100`` gives ``photos/`` and the choice of the first 100 samples.
 
     Returns:
-        The SPEC of the whole set, without these settings, and the choice they ask for; None if there are none.
+        The SPEC without the settings ``from``, ``take``, ``fraction``, ``seed``, ``part`` and ``without``, and the
+        choice that they ask for; None instead of a choice if the SPEC has none of them.
 
     Raises:
         UsageError: for settings that make no sense.
     """
+    # `asked` is the text of each of these settings, e.g. {"take": "100"}.
     whole_spec, asked = spec.split_query(_PATTERNS)
     if not asked:
         return spec, None
@@ -283,7 +289,9 @@ def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return the SPEC of a data set without some of its samples.
+    """Return the SPEC of a data set (the text that names it) with a setting that leaves out some of its samples.
+
+    E.g. ``a/?without=3`` without its sample 3, which is sample 4 of the whole set, is ``a/?without=3-4``.
 
     Args:
         spec: the SPEC of the set, which may leave out samples already (``without=3,7-9``).
@@ -305,7 +313,8 @@ def without_places(spec: str, places: Iterable[int]) -> str:
         left_out_before.update(range(first, last + 1))
     left_out = left_out_before | _indices_in_whole(indices, left_out_before)
 
-    # Find the old setting by its key, because the SPEC may spell its value differently, e.g. with %2C for a comma.
+    # Replace the old setting. It is searched by its key, because the SPEC may spell its value differently, e.g. with
+    # %2C for a comma; a function returns the new text, so that no character of it is taken for a group of the pattern.
     setting = f"without={_spans_text(left_out)}"
     return re.sub(r"(?<=[?&])without=[^&]*", lambda _: setting, spec, count=1)
 
@@ -329,7 +338,7 @@ def _spans_text(indices: Iterable[int]) -> str:
     spans: list[list[int]] = []  # the first and the last index of each
     index_before: int | None = None
 
-    # An index that follows the one before prolongs its span; any other begins a new one.
+    # An index that follows the one before prolongs the last span; any other begins a new span of one index.
     for index in sorted(indices):
         if index_before is not None and index == index_before + 1:
             spans[-1][1] = index
@@ -343,9 +352,17 @@ def _spans_text(indices: Iterable[int]) -> str:
 
 
 def _value_of(key: str, text: str) -> Any:
-    """Return the value of a setting; None if it does not have the form of the setting, or makes no sense.
+    """Return the value of a setting that chooses samples, read from its text; None if the text is not allowed.
 
-    Its numbers must be in range: ascending spans, shares from 0 to 1, a part that exists, at least one sample.
+    =========  ===========  =============================================================================
+    key        text         value
+    =========  ===========  =============================================================================
+    without    ``3,7-9``    first and last index of each span, (3, 3) and (7, 9); no span may descend
+    fraction   ``0.2:0.5``  the two bounds as exact fractions; the first below the second, which is at most 1
+    part       ``2/4``      (2, 4); the part is one of 1 to 4
+    take       ``100``      100; not 0
+    from, seed ``100``      100
+    =========  ===========  =============================================================================
     """
     match = re.fullmatch(_PATTERNS[key], text)
     if match is None:
@@ -359,5 +376,8 @@ def _value_of(key: str, text: str) -> Any:
     if key == "part":
         part, parts = map(int, match.groups())
         return (part, parts) if 1 <= part <= parts else None
+    # `take`, `from` and `seed` are one number each.
     number = int(text)
-    return None if key == "take" and number == 0 else number
+    if key == "take" and number == 0:
+        return None
+    return number

@@ -77,7 +77,7 @@ class ShardImages(EncodedImages):
 
 
 def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardImages, list[str | None]]:
-    """Go through the shards of a SPEC once and list their samples.
+    """Return the images in the shards of a SPEC, and their captions, after going through the shards once.
 
     Shards are a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder of them. Ids
     consist of shard and key. With ``limit``, no shard is read after the one that holds the last sample needed.
@@ -135,7 +135,10 @@ def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardIm
 
 
 def _list_samples(shard: str) -> dict[str, dict[str, tarfile.TarInfo]]:
-    """Return the files of each sample of a tar file by their endings, by the keys of the samples and in order.
+    """Return the files of each sample of a tar file, first by the key of the sample and then by the file's ending.
+
+    Files with one name up to the first dot belong to one sample, which that name is the key of: ``a/01.jpg`` and
+    ``a/01.txt`` give ``{"a/01": {"jpg": ..., "txt": ...}}``. The samples are in the order of the file.
 
     Raises:
         tarfile.TarError: if the file is no complete tar file, or its members break the rules of the format.
@@ -150,7 +153,8 @@ def _list_samples(shard: str) -> dict[str, dict[str, tarfile.TarInfo]]:
                 continue
             key = match[1]
             ending = match[2].lower()
-            # Refuse what the format does not allow.
+            # Refuse what the format does not allow: links, files of one sample that other files separate, and two files
+            # with the same ending.
             if not member.isreg() or member.issparse():
                 raise tarfile.TarError(f"{printable(member.name)} is no plain file")
             if key != last_key and key in samples:
@@ -181,7 +185,13 @@ def _choose_image(key: str, members: Mapping[str, tarfile.TarInfo], asked: str |
 
 
 def _read_caption(key: str, members: Mapping[str, tarfile.TarInfo], asked: str, shard: str) -> str | None:
-    """Return the caption of a sample; None if it has none.
+    """Return the caption of a sample; None if it has no file of a caption, an overlong one, or no such key in it.
+
+    Args:
+        key: the key of the sample, for messages.
+        members: the files of the sample by their endings.
+        asked: what holds the caption: the ending of a text file, e.g. ``txt``, or ``json.KEY``.
+        shard: the tar file.
 
     Raises:
         ValueError: if the caption cannot be read.
@@ -190,10 +200,14 @@ def _read_caption(key: str, members: Mapping[str, tarfile.TarInfo], asked: str, 
     member = members.get(ending.lower())
     if member is None or member.size > _LARGEST_CAPTION:
         return None
+
+    # The bytes of the file, which stand in the tar file as they are.
     what = f"the text of {printable(key)}"
     with open(shard, "rb") as file:
         file.seek(member.offset_data)
         content = file.read(member.size)
+
+    # They are the caption, or a JSON object that has it at the key.
     try:
         text = content.decode("utf-8").strip()
         if ending.lower() != "json":
@@ -255,12 +269,15 @@ def _shard_paths(spec: DataSpec) -> list[str]:
 
 
 def expand_braces(text: str) -> Iterator[str]:
-    """Expand ``a{08..10}b{x,y}`` to ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
+    """Return the names that a text with braces stands for, in order, as an iterator; a text without braces is one name.
+
+    ``a{08..10}b{x,y}`` stands for ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
 
     Raises:
         ValueError: if braces hold neither a range nor a list, or do not match.
     """
-    # Split into the texts outside braces (even indices) and those inside (odd indices).
+    # The pattern has one group, the text inside a pair of braces, and a split keeps what groups match. So the pieces
+    # alternate: outside (even indices), inside (odd indices), outside, ...; e.g. "a", "08..10", "b", "x,y", "".
     pieces = _BRACES.split(text)
     for plain in pieces[::2]:
         if "{" in plain or "}" in plain:

@@ -81,7 +81,7 @@ Fields = Iterator["tuple[str, list[str] | str]"]
 
 
 def open_table(spec: DataSpec, settings: Sequence[str]) -> TextTable:
-    """Open a file of rows. Its ending says which kind of file it is.
+    """Return a file of rows as a table whose rows are read later. Its ending says which kind of file it is.
 
     Comma-separated fields may be quoted, and quoted fields may contain line ends (RFC 4180). Tab-separated fields are
     never quoted: every character except tab and line end belongs to the text (as in GLUE's files). JSON files have one
@@ -129,7 +129,11 @@ def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
 
 
 def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
-    """Return the table of rows of fields. Its columns are named by ``?columns=``, or else by the first row.
+    """Return a table of a .csv or .tsv file. Its columns are named by ``?columns=a,b``, or else by the first row.
+
+    Args:
+        spec: the SPEC of the file, i.e. its path and settings such as ``columns``.
+        fields: yields the place and the fields of each row, or the place and the reason why it cannot be read.
 
     Raises:
         UsageError: if ``?columns=`` has an empty or a repeated name.
@@ -145,6 +149,7 @@ def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
         if not all(columns):
             raise UsageError(f"{spec.where}: ?columns={listed}: a name is empty")
     else:
+        # The first row is the header; an empty file has none, and then no columns.
         empty_file: tuple[str, list[str] | str] = ("", [])
         place, header = next(fields, empty_file)
         if isinstance(header, str):  # the reason why the row cannot be read
@@ -156,6 +161,11 @@ def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
 
 def _rows_by_column(spec: DataSpec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
     """Yield the rows with their fields by column. A row with too many or too few fields gets a problem instead.
+
+    Args:
+        spec: the SPEC of the file, i.e. its path and settings such as ``columns``.
+        columns: the names of the columns.
+        rows: the place and the fields of each row, or the place and the reason why it cannot be read.
 
     Raises:
         InputError: if ``?columns=`` is set, which means that there is no header, but the first row is the header.
@@ -191,9 +201,10 @@ def _tsv_fields(spec: DataSpec) -> Fields:
 
 
 def _csv_fields(spec: DataSpec) -> Fields:
-    """Yield the fields of each row of a ``.csv`` file; a row may span several lines.
+    """Yield the place (``line 7``) and the fields of each row of a ``.csv`` file; a row may span several lines.
 
-    Blank lines are skipped. Reading ends at the first row that cannot be read, because what follows is uncertain.
+    For a row that cannot be read, a text that says why takes the place of the fields. Blank lines are skipped. Reading
+    ends at the first row that cannot be read, because what follows is uncertain.
     """
     lines = (line for _, line in numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
@@ -240,6 +251,7 @@ def numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, 
     try:
         path = spec.file
         with _open_unpacked(path) as file:
+            # readline returns one byte more than the limit of a line that is too long, and b"" at the end of the file.
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
                 if len(line) > _LONGEST_LINE:
                     raise InputError(f"{spec.where}: line {number} has more than {_LONGEST_LINE >> 20} MiB")
@@ -247,7 +259,7 @@ def numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, 
                 if bom and number == 1:
                     text = text.removeprefix(_BOM)
                 yield number, text
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError as error:  # of the last `line`, which was number `number`
         value = line[error.start]
         is_packed = number == 1 and line.startswith(_GZIP)
         raise InputError(
@@ -338,7 +350,8 @@ def choose_columns(
 
     Args:
         spec: the SPEC, whose settings may name columns.
-        names: the known names of each column, by the setting that names it.
+        names: the known names of each column, by the setting that names it: ``{"text": ["sentence", "review"]}``
+            takes a column ``sentence`` or ``review`` for the text, unless the SPEC has ``?text=NAME``.
         available: the columns of the file, or the keys of its first row.
         what: how messages call a column: ``column``, or ``key`` for rows that have keys of their own. With ``key``, a
             label that the first row lacks is accepted, because a later row may have it.
@@ -349,6 +362,7 @@ def choose_columns(
     Raises:
         InputError: if a column is missing, occurs twice or is ambiguous; the message names the available columns.
     """
+    # The columns that the SPEC asks for must exist.
     columns = {key: spec.query[key] for key in names if key in spec.query}
     it_has = f"it has {_shown_columns(available)}"
     missing = {key: name for key, name in columns.items() if name not in available}
@@ -359,7 +373,7 @@ def choose_columns(
         near = _hint_at_similar(missing.values(), available)
         raise InputError(f"{spec.where}: no {what} for {listed}: {it_has}", hint=near)
 
-    # The columns that are not asked for.
+    # A column that the SPEC does not name: the only one with a known name. With several, nothing tells which one.
     for key, known in names.items():
         candidates = [name for name in known if name in available]
         if key in columns or not candidates:
@@ -385,7 +399,15 @@ def choose_columns(
 
 
 def _hint_at_missing(key: str, names: Mapping[str, Sequence[str]], available: Sequence[str], what: str) -> str:
-    """Return what to do where no column has a known name."""
+    """Return the hint of an error that no column can be taken for ``key``, e.g. ``name the column with ?text=NAME``.
+
+    Args:
+        key: the setting that would name the column.
+        names: the known names of each column, by its setting.
+        available: the columns of the file, or the keys of its first row.
+        what: ``column`` or ``key``, as messages call them.
+    """
+    # A single column that contains a semicolon or the like was probably separated in another way.
     if len(available) == 1:
         for mark, way_out in _SEPARATED.items():
             if mark in available[0]:
@@ -413,8 +435,9 @@ def _hint_at_similar(wanted: Iterable[str], available: Sequence[str]) -> str | N
         wanted: names that the file does not have.
         available: names that it has.
     """
+    # In reverse, since later keys replace earlier ones: of names that differ only in case, the first is suggested.
     name_by_folded = {name.casefold(): name for name in reversed(available)}
-    similar: dict[str, str] = {}
+    similar: dict[str, str] = {}  # each suggestion once, though several wanted names may resemble it
     for name in wanted:
         for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
             similar[folded] = repr(name_by_folded[folded])
@@ -434,36 +457,43 @@ def read_rows(
     limit: int | None,
     trouble: str = "row cannot be read",
 ) -> None:
-    """Pass the first ``limit`` rows of a table on, with the columns that :func:`choose_columns` chooses.
+    """Call ``add`` with each of the first ``limit`` rows of a table, and with the name of each needed column.
+
+    The columns of a .csv, .tsv or Parquet file are chosen before reading. The rows of a JSON file have keys instead,
+    and those of its first readable row are taken for the columns.
 
     Args:
-        spec: the SPEC of the file.
-        table: the table; where its rows have keys of their own, those of the first row are its columns.
-        names: see :func:`choose_columns`.
+        spec: the SPEC of the file, whose settings may name columns.
+        table: the table.
+        names: the known names of each column, by the setting that names it; see :func:`choose_columns`.
         add: takes a row and the columns; it raises a ValueError, the end of a sentence, for one that cannot be used.
         limit: how many rows are read; None means all.
-        trouble: see :func:`refuse_rows`.
+        trouble: what is wrong with a row that cannot be used, e.g. ``row cannot be read``.
 
     Raises:
         InputError: if columns are missing, or rows are broken (all are listed).
     """
-    columns = None
+    columns = None  # the name of each column by its setting; None until it is chosen
     needed: list[str] = []
     if table.columns:
         columns = choose_columns(spec, names, table.columns)
         needed = [name for name in table.columns if name in columns.values()]
     problems = []
     for row in itertools.islice(table.rows(needed), limit):
-        try:
-            if row.problem:
-                raise ValueError(row.problem)
+        problem = row.problem
+        if not problem:
             if columns is None:
                 columns = choose_columns(spec, names, list(row.values), "key")
-            add(row, columns)
-        except ValueError as error:
-            problems.append(f"{row.place} {error}")
-            if len(problems) == _MOST_PROBLEMS:
-                break
+            try:
+                add(row, columns)
+                continue
+            except ValueError as error:
+                problem = str(error)
+
+        # Collect what is wrong with the row, and stop if too many rows are broken.
+        problems.append(f"{row.place} {problem}")
+        if len(problems) == _MOST_PROBLEMS:
+            break
     refuse_rows(spec, problems, trouble)
 
 
@@ -478,6 +508,9 @@ def refuse_rows(spec: DataSpec, problems: Sequence[str], trouble: str, hint: str
     """
     if not problems:
         return
+
+    # Three problems make "row cannot be read" into "3 rows cannot be read". Reading stops at the largest number of
+    # problems, so there may be more then.
     noun, _, rest = trouble.partition(" ")
     count = len(problems)
     counted = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
