@@ -143,10 +143,18 @@ class Dataset(ABC):
         return [self.sample_fingerprint(i) for i in range(len(self))]
 
     def sample_fingerprint(self, i: int) -> str:
-        """Return the fingerprint of sample ``i``. If it is unreadable and such samples are skipped, hash its id."""
+        """Return the fingerprint of sample ``i``, the hash of what a model sees of it.
+
+        For an unreadable sample it is a hash of its id, if the set skips such samples.
+
+        Raises:
+            UnreadableSample: if the sample is unreadable, and the set does not skip such samples.
+        """
         known = self.known_fingerprint(i)
         if known is not None:
             return known
+
+        # Read the sample, unless it is already known to be unreadable.
         if self.skipped is None or i not in self.skipped:
             try:
                 sample = self[i]
@@ -199,10 +207,13 @@ class Dataset(ABC):
 def fingerprint_of(sample: Any) -> str:
     """Return the SHA-256 in hex of what a model would see of a sample, in whatever form it is stored.
 
-    Of an image it is made of its size and its pixels in RGB: a grey image and the same one in colour, or in another
-    file without loss, have one fingerprint. Of a text it is made of its characters in Unicode's form NFC, with one
-    space for each run of white space and none at either end; case and punctuation count. An image with a caption has
-    the fingerprint of the image.
+    ===========================  ======================================================================================
+    sample                       what is hashed
+    ===========================  ======================================================================================
+    image                        its size and its pixels in RGB, so that a grey image and the same one in colour are one
+    text, or tuple of texts      each text in Unicode's form NFC, with one space for each run of white space
+    (image, caption)             as the image
+    ===========================  ======================================================================================
     """
     if isinstance(sample, tuple) and isinstance(sample[0], Image.Image):
         sample = sample[0]
@@ -298,6 +309,8 @@ def left_out_warnings(dataset: Dataset) -> list[str]:
     if not total:
         return []
     files = "1 file is" if total == 1 else f"{total} files are"
+
+    # The most frequent endings first, equally frequent ones by name.
     most_first = sorted(dataset.left_out.items(), key=lambda item: (-item[1], item[0]))
     listed = ", ".join(f"{count} {ending}" for ending, count in most_first[:_MOST_SAID])
     if len(most_first) > _MOST_SAID:

@@ -78,7 +78,7 @@ def batches(
     workers: int | None = 0,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Iterate over a data set once; the last batch may be smaller.
+    """Return an iterator over the batches of a data set, which is read once; the last batch may be smaller.
 
     Without ``indices``, images come in the order of the data set and texts by length, so that little is padded. If the
     data set has a ``skipped`` dict, unreadable samples are left out and recorded there. A batch is then smaller by
@@ -148,7 +148,11 @@ def _processors_left() -> int:
 
 
 def read_ahead(dataset: Dataset) -> None:
-    """Let a data set know the fingerprints of its samples, if these are many images, which several processes decode.
+    """Store in a data set the fingerprints of its samples, computed by several processes if that is worth it.
+
+    A fingerprint is the hash of what a model sees of a sample, so an image has to be decoded for it. Nothing is done
+    for few images, for samples that need no decoding, and on a single processor: each fingerprint is then computed when
+    it is asked for.
 
     Raises:
         UnreadableSample: if a sample cannot be read, and such samples are not skipped.
@@ -161,6 +165,8 @@ def read_ahead(dataset: Dataset) -> None:
     wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.known_fingerprint(i) is None]
     if len(wanted) < _WORTH_PROCESSES or workers < 2:
         return
+
+    # Reading a batch stores the fingerprints of its samples. Its inputs are not used, so `len` stands for their making.
     for _ in batches(dataset, len, _READ_TOGETHER, workers=workers, indices=wanted):
         pass
 
@@ -178,7 +184,10 @@ def longest_first(dataset: Dataset) -> list[int]:
 
 
 def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
-    """Yield the batches of a reader with their labels; also record unreadable samples in ``dataset.skipped``.
+    """Yield the batches of a reader with their labels, and store in the data set what was learnt of its samples.
+
+    These are the unreadable samples (``skipped``), fingerprints, and images that their files say to turn (``turned``):
+    a worker process has its own copy of the data set, so it returns them with its batch.
 
     Args:
         reader: reads batch by batch.
@@ -240,11 +249,12 @@ class _BatchReader:
         return len(self.indices_by_batch)
 
     def read(self, i: int) -> _Result:
-        """Read and collate batch ``i``.
+        """Return batch ``i`` as inputs of the model, and what was learnt of its samples; no inputs if none is readable.
 
         Raises:
             UnreadableSample: for an unreadable sample, if the data set does not skip such samples.
         """
+        # Read the samples. An unreadable one is left out, if the data set allows it, with the reason.
         samples = []
         indices = []  # of these samples
         unreadable = {}
@@ -264,6 +274,8 @@ class _BatchReader:
                 fingerprints[index] = self.dataset.fingerprint_of(sample)
                 if has_orientation(sample):
                     turned.append(index)
+
+        # Make them inputs. A sample of which no input can be made is taken out, too, and the others are tried again.
         while samples:
             try:
                 return _Result(self.collate(samples), unreadable, fingerprints, turned)

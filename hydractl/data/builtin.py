@@ -55,7 +55,7 @@ _PHOTO_SCALES = (1, 2, 4, 8)
 
 
 def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
+    """Return the samples and labels of ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
 
     Args:
         spec: the parsed SPEC, for example ``builtin:digits/test``.
@@ -72,17 +72,21 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
     spec.check_query(())
     name, _, split = spec.path.partition("/")
     _check_name(spec, name, split)
+
+    # Texts without labels.
     if name == "docstrings":
         sentences = docstrings()[:limit]
         if not sentences:
             raise InputError(f"{spec.where}: this Python's standard library has no source files to take sentences from")
         return Texts(spec.text, spec.where, RowIds(f"builtin:{spec.path}", len(sentences)), sentences), RawLabels()
+
+    # Images: the digits have labels; the others are OOD samples for them, and have none.
     if name == "digits":
         images, labels = digits(split)
         raw = RawLabels(labels[:limit], list("0123456789"))
     else:
         images = ood_images(name)
-        raw = RawLabels()  # OOD sets have no labels
+        raw = RawLabels()
     images = images[:limit]
     ids = RowIds(f"builtin:{spec.path}", len(images))
     dataset = ArrayImages(spec.text, spec.where, ids, images)
@@ -100,6 +104,7 @@ def _check_name(spec: DataSpec, name: str, split: str) -> None:
     Raises:
         UsageError: saying which sets or splits there are.
     """
+    # An unknown name, or a known one with a split that it lacks or without one that it needs.
     if spec.path not in BUILTIN:
         splits = [known for known in BUILTIN if known.partition("/")[0] == name]
         if not splits:
@@ -149,6 +154,8 @@ def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[n
     shuffled = np.random.RandomState(0).permutation(len(labels))
     order_by_class = np.argsort(labels[shuffled], kind="stable")
     digits_by_class = shuffled[order_by_class]
+
+    # Of all digits some are `train`, of the others some are `val`, and the rest is `test`.
     in_train = _evenly_marked(len(digits_by_class), DIGITS_TRAIN)
     if split == "train":
         return np.sort(digits_by_class[in_train])
@@ -160,7 +167,7 @@ def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[n
 
 
 def _evenly_marked(total: int, count: int) -> npt.NDArray[np.bool_]:
-    """Return bool ``[total]`` with ``count`` values True, at even distances."""
+    """Return bool ``[total]`` with ``count`` values True, at even distances; for 5 and 2 these are values 2 and 4."""
     positions = np.arange(total + 1)
     marked_before = positions * count // total  # [total + 1]: how many are marked before each position
     return np.diff(marked_before) > 0
@@ -194,7 +201,7 @@ def _photo_patches() -> Images:
     one_round = [(photo, scale) for scale in _PHOTO_SCALES for photo in photos]
     all_rounds = itertools.cycle(one_round)
 
-    # A patch of `scale` times the side, at a random position, is averaged in blocks of scale x scale pixels.
+    # With side 8 and scale 3, a patch has 24 x 24 pixels and becomes 8 x 8 means of 3 x 3 pixels.
     random = np.random.RandomState(3)
     patches = []
     for photo, scale in itertools.islice(all_rounds, _PHOTO_PATCHES):
@@ -209,7 +216,7 @@ def _photo_patches() -> Images:
         blocks = patch.reshape(_SIDE, scale, _SIDE, scale)  # [block row, row in block, block column, column in block]
         totals = blocks.sum(axis=(1, 3))
         pixels = scale * scale
-        means = (totals + pixels // 2) // pixels  # adding half a divisor rounds to the nearest integer
+        means = (totals + pixels // 2) // pixels  # [8, 8]; adding half a divisor rounds to the nearest integer
         patches.append(means.astype(np.uint8))
     return np.stack(patches)
 

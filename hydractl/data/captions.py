@@ -62,7 +62,7 @@ class CaptionedImages(Dataset):
 
 
 def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open ``captions:PATH``: pairs of images and captions. They have no labels.
+    """Return the pairs of images and captions that ``captions:PATH`` names, without labels.
 
     There are three sources. A table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) has an image
     and a caption in each row; the image is a path, relative to ``?root=`` or else to the file's folder. A ``.parquet``
@@ -152,7 +152,7 @@ def _read_table_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
 def _read_texts(
     spec: DataSpec, table: TextTable, keys: Sequence[str], limit: int | None
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Read the texts in some columns of each row.
+    """Return the texts in some columns of each row, and where the rows are in the file.
 
     Args:
         spec: the SPEC of the file.
@@ -170,6 +170,7 @@ def _read_texts(
     texts: dict[str, list[str]] = {key: [] for key in keys}
 
     def add(row: TextRow, columns: Mapping[str, str]) -> None:
+        """Append the texts of a row to the lists, all or, with an empty one, none."""
         texts_of_row = {key: row.text_in(column) for key, column in columns.items()}
         for key, text in texts_of_row.items():
             if not text.strip():

@@ -52,11 +52,14 @@ class CorruptedImages(Dataset):
         """Return image ``i``, reduced if it is large, and corrupted with random numbers of its own."""
         from hydractl.data.corruptions import TABLE, to_image, to_pixels
 
+        # Reduce a large image. The strength of a corruption depends on the severity, 1 to 5, and on the image's size.
         grey_or_coloured = grey_or_rgb(self.clean[i])
         image = _reduced(grey_or_coloured)
         corruption = TABLE[self.name]
         is_small = min(image.size) < SMALL_SIDE
         constants = (corruption.small if is_small else corruption.large)[self.severity - 1]
+
+        # The random numbers depend on the corruption and the index only, not on the order of reading.
         seed = f"hydractl.corruption {self.name} {self.severity} {i}"
         random = seeded_by(hashlib.sha256(seed.encode()).digest())
         pixels = to_pixels(image)
@@ -65,7 +68,7 @@ class CorruptedImages(Dataset):
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """Reduce an image so that its shorter side is :data:`LARGE_SIDE`; return a smaller image unchanged."""
+    """Return an image reduced to a shorter side of :data:`LARGE_SIDE` pixels; a smaller image is returned unchanged."""
     shorter = min(image.size)
     if shorter <= LARGE_SIDE:
         return image
@@ -76,7 +79,7 @@ def _reduced(image: Image.Image) -> Image.Image:
 
 
 def take_corruption(spec: DataSpec) -> tuple[DataSpec, Callable[[Dataset], CorruptedImages] | None]:
-    """Split a SPEC into the SPEC of the clean images and the corruption to apply to them.
+    """Split a SPEC, the text that names a data set, into that of the clean images and the corruption to apply to them.
 
     Returns:
         The SPEC without the settings of a corruption, and the function that corrupts the clean images as they ask for,

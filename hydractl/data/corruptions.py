@@ -231,8 +231,8 @@ def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
     height, width, _ = x.shape
 
     # Flakes: normal noise, enlarged, of which only what exceeds the threshold is kept.
-    noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))
-    enlarged = zoomed(noise, zoom)
+    noise = random.normal(loc=mean, scale=deviation, size=(height, width, 1))  # as one channel
+    enlarged = zoomed(noise, zoom)  # [height, width, 1], like all that follows of the flakes
     above_threshold = np.where(enlarged < threshold, 0.0, enlarged)
     flakes = np.clip(above_threshold, 0, 1)
 
@@ -326,7 +326,7 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     moved = _randomly_mapped(x, side * affine, random)
 
     # A smooth random field of shifts, two numbers for each pixel: to the right, and down.
-    noise = random.uniform(-1, 1, size=(2, height, width))
+    noise = random.uniform(-1, 1, size=(2, height, width))  # [2, height, width], like the shifts
     if smoothness > 0:
         sigma = side * smoothness
         sigmas = (0, sigma, sigma)  # no smoothing across the two directions
@@ -346,7 +346,7 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     """Apply a random affine map: three points near the middle each move by up to ``most`` pixels in x and in y."""
     height, width, _ = x.shape
     corners = _three_corners(height, width)
-    moved_corners = corners + random.uniform(-most, most, size=corners.shape)
+    moved_corners = corners + random.uniform(-most, most, size=corners.shape)  # [3, 2], x and y of each
     is_one_point = min(height, width) < 3
     if is_one_point:  # the three points coincide and define no map; the numbers above are drawn anyway
         return x
@@ -392,7 +392,7 @@ def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
     small=(0.95, 0.9, 0.85, 0.75, 0.65),
 )
 def pixelate(x: Pixels, share: float, random: _Random) -> Pixels:
-    """Reduce the image to a share of its sides and enlarge it again, by boxes."""
+    """Reduce the image to a share of its sides and enlarge it again, e.g. 224 x 224 by 0.25 to 56 x 56 squares."""
     image = to_image(x)
     width = int(image.width * share)
     height = int(image.height * share)
@@ -514,7 +514,7 @@ def _shifted(x: Pixels, down: int, right: int) -> Pixels:
 
 
 def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
-    """Return the weights of a normal distribution at the given distances from its mean, scaled to the sum 1."""
+    """Return the weights exp(-d^2 / (2 sigma^2)) of a normal distribution at some distances d, scaled to the sum 1."""
     exponents = -(distances**2) / (2 * sigma**2)
     weights = np.exp(exponents)
     total = weights.sum()

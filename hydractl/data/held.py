@@ -69,7 +69,7 @@ class LazySamples(Sequence[Any]):
 
 
 def held_set(value: Any, argument: str) -> HeldSet:
-    """Convert what a program passed as data to one of the two forms that hydractl reads.
+    """Return what a Python program passed as data as samples with labels, or a table of ``datasets`` as it is.
 
     Args:
         value: one of: samples; ``(samples, labels)``, where labels may be None; a torch ``Dataset`` of samples or of
@@ -105,7 +105,7 @@ def held_set(value: Any, argument: str) -> HeldSet:
 
 
 def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
-    """Read the labels of a torch data set; its samples are read when they are needed.
+    """Return the samples and labels of a torch data set; the labels are read now, a sample when it is needed.
 
     Raises:
         InputError: if the set has no length, or its items are neither samples nor ``(sample, label)``.

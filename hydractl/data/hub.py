@@ -54,13 +54,13 @@ class _ParquetColumn:
         self._images: list[Any] = []
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return the bytes of an image; None if its row holds none.
+        """Return ``{"bytes": ...}`` with the bytes of an image, or None for them if its row holds none.
 
         Raises:
             UnreadableSample: if the file is damaged, or was removed.
         """
-        # Find the row group that has this row. If groups start at the rows 0, 100 and 200, row 100 is the first of
-        # group 1.
+        # Find the group of rows that has this row. If groups start at the rows 0, 100 and 200, row 100 is the first of
+        # group 1. A group is read whole, and the last one that this process has read is kept.
         number = bisect_right(self._starts, row) - 1
         key = (os.getpid(), number)
         if key != self._key:
@@ -126,7 +126,7 @@ def _image_columns(schema: Any) -> list[str]:
 
 
 def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open a Parquet file of images; ``?image=`` and ``?label=`` name its columns.
+    """Return the images and labels in a Parquet file; ``?image=`` and ``?label=`` name its columns.
 
     Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
 
@@ -141,6 +141,7 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
     labels: list[Any] | None = None
     with parquet_errors(spec.where), ParquetFile(spec.file) as file:
         schema = file.schema_arrow
+        # The first row of each group of rows, and the number of all rows: groups of 100 and 50 rows give 0, 100, 150.
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         starts = [0, *itertools.accumulate(group.num_rows for group in groups)]
         image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
@@ -208,6 +209,8 @@ class HubImages(EncodedImages):
         Raises:
             UnreadableSample: if the file of the image lies outside the set, or cannot be read.
         """
+        # A row holds the bytes or names a file. Its path may lead anywhere, so it must lie in one of the folders of the
+        # set, which are None only for a table that the user's own program holds.
         value = self.column[i] or {}  # the value is None if the image is missing
         content = value.get("bytes")
         path = value.get("path")
@@ -268,7 +271,7 @@ def read_table_in_memory(spec: DataSpec, table: Any, limit: int | None) -> tuple
 def _read_loaded(
     spec: DataSpec, table: Any, folders: Sequence[str] | None, limit: int | None
 ) -> tuple[Dataset, RawLabels]:
-    """Open the images of a table of the library, or its texts if it has no column of images.
+    """Return the images and labels of a table of ``datasets``, or its texts and labels if it has no column of images.
 
     Args:
         spec: the SPEC for which the table was loaded.
@@ -382,6 +385,7 @@ def _name_config_split(spec: DataSpec) -> tuple[str, str, str]:
     Raises:
         UsageError: if the path has another form, or leads to a local folder, which the library would open in its place.
     """
+    # From the end, since the name may contain a slash: ORG/NAME.
     rest, _, split = spec.path.rpartition("/")
     name, _, config = rest.rpartition("/")
     if spec.path.startswith(_HERE) or os.path.isdir(name):

@@ -42,6 +42,7 @@ class JoinedSets(Dataset):
         self.label_names = first.label_names
         self.left_out = sum((Counter(part.left_out) for part in parts), Counter())
 
+        # Where each sample is: its set, and its index there. Labels, int64 [samples], are -1 in a set that has none.
         self._places = [(part, index) for part in parts for index in range(len(part))]
         if any(part.labels is not None for part in parts):
             self.labels = np.concatenate([_labels_or_minus_one(part) for part in parts])
@@ -92,7 +93,7 @@ def open_inputs(
     seed: int = 0,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open all inputs of a command as one data set that is read once. Labels that do not fit the model are left out.
+    """Return all inputs of a command as one data set. Labels that do not fit the model are left out.
 
     Args:
         inputs: image files, data sets, and ``-`` for standard input. Standard input has the path of an image in each

@@ -17,7 +17,7 @@ from hydractl.jsonio import shown
 
 
 def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open a set that a Python program holds: images, texts, or a table of the ``datasets`` library.
+    """Return the samples and labels that a Python program holds: images, texts, or a table of the ``datasets`` library.
 
     Args:
         spec: its ``held`` are the samples; its path is their name, and the beginning of the ids.

@@ -83,7 +83,7 @@ def open_data(
     reads: Mapping[str, str] | None = None,
     on_bad: str = "error",
 ) -> Dataset:
-    """Open a data set.
+    """Return a data set whose labels index the class names of a model, or its own ones.
 
     The query of the SPEC may ask for some of the samples (:mod:`hydractl.data.part`), for corrupted images
     (``?corruption=``), or for OOD samples made from the data (``?ood=KIND``).
@@ -260,7 +260,9 @@ def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -
 
 
 def _reader_key(spec: DataSpec) -> str:
-    """Return the key in ``_READERS`` for a SPEC: its kind, or for a path the kind of data found on the disk.
+    """Return the key of the function that reads a SPEC, in ``_READERS``: its scheme, or by what its path leads to.
+
+    ``hf:...`` gives ``hf``. A path gives ``folder``, ``npz``, ``list``, ``text`` or ``image parquet``.
 
     Raises:
         InputError: if nothing is there, or nothing that can be read.

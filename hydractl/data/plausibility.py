@@ -27,6 +27,7 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
     Returns:
         The sentences, each beginning with the name of the set; empty if nothing is odd.
     """
+    # On files that are no samples, on the samples themselves, and on repetitions.
     names = left_out_warnings(dataset)
     if dataset.kind == "text":
         warnings = _text_warnings(dataset)
@@ -38,7 +39,10 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
 
 
 def repetition_warnings(dataset: Dataset) -> list[str]:
-    """Return a sentence about repeated samples, if they are at least half of the set."""
+    """Return a sentence in a list if at least half of the samples repeat others; otherwise an empty list.
+
+    Samples are equal if a model sees the same of them, by their fingerprints. Three equal ones are two repetitions.
+    """
     if dataset.kind == PAIRS:  # pairs may repeat an image, with another caption
         return []
     read_ahead(dataset)
@@ -69,7 +73,7 @@ def _text_warnings(dataset: Dataset) -> list[str]:
 
 def _image_warnings(dataset: Dataset) -> list[str]:
     """Return a sentence if most images have only one colour, or if all pixels are 0 or 1; otherwise an empty list."""
-    ranges = _some_ranges(dataset)
+    ranges = _some_ranges(dataset)  # the darkest and the brightest value of each image, 0 to 255
     if not ranges:
         return []
 

@@ -29,7 +29,7 @@ _Random = np.random.RandomState
 
 
 def _jigsaw(pixels: npt.NDArray[Any], random: _Random) -> npt.NDArray[Any]:
-    """Cut an image into 4 x 4 tiles and put them into a random new order.
+    """Return an image whose 4 x 4 tiles are in a random new order.
 
     If a side has fewer than 4 pixels, it has that many tiles of one pixel. If 4 does not divide a side, a margin of up
     to 3 pixels at its end is not moved.
@@ -164,7 +164,14 @@ class PseudoOod(Dataset):
     """
 
     def __init__(self, clean: Dataset, ood_kind: str, seed: int = 0, where: str | None = None) -> None:
-        """Check and store which kinds of OOD samples to make; each sample is made when it is read."""
+        """Check and store which kinds of OOD samples to make; each sample is made when it is read.
+
+        Args:
+            clean: the data set whose samples are changed.
+            ood_kind: the kind, or ``auto`` for all kinds that fit the data, in turns.
+            seed: seed of all that is drawn.
+            where: the name of the set in messages; None means that of ``clean``.
+        """
         if where is None:
             where = clean.where
 
@@ -215,9 +222,11 @@ class PseudoOod(Dataset):
         return np.delete(everything, i)
 
     def _sample(self, i: int) -> Any:
-        """Make the OOD sample ``i`` from one or two clean samples."""
+        """Return the OOD sample ``i``, made from the clean sample ``i`` and perhaps a second one."""
         name = self._names[self._kinds[i]]
         kind = PSEUDO_OOD_KINDS[name]
+
+        # What is drawn depends on the sample's id and not on the order of reading. The second is of another class.
         random = seeded_by(self._digest(name, i))
         samples = [self.clean[i]]
         if kind.takes_two:
@@ -239,7 +248,7 @@ class PseudoOod(Dataset):
 
 
 def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
-    """Return the names of the kinds that ``?ood=KIND`` stands for: the kind itself, or for ``auto`` all that fit.
+    """Return the ways of making OOD samples that ``?ood=KIND`` stands for: KIND, or for ``auto`` all that fit the data.
 
     Raises:
         UsageError: for a kind that does not exist or does not fit the data.
@@ -261,7 +270,7 @@ def _names_of_kind(clean: Dataset, kind: str, where: str) -> list[str]:
 
 
 def _make_image(kind: PseudoOodKind, images: list[Image.Image], random: _Random) -> Image.Image:
-    """Make an OOD image from an image, and from a second one, which is converted to the mode and size of the first."""
+    """Return an OOD image made from one image or two; the second is converted to the mode and size of the first."""
     first = grey_or_rgb(images[0])
     sources = [np.asarray(first)]
     for second in images[1:]:

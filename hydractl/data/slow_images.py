@@ -35,13 +35,15 @@ def refuse_slow(content: bytes) -> None:
 
 
 def _count_scans(content: bytes) -> None:
-    """Refuse a JPEG with too many scans.
+    """Refuse a JPEG with more than 64 scans, since a decoder goes over all pixels of the image for each of them.
 
     What lies between two scans is passed over by its length, as it may hold a whole JPEG, e.g. a small picture.
 
     Raises:
         ValueError: naming the limit.
     """
+    # Go from marker to marker, until there are no more or the marker of the end. Behind a marker stand two bytes with
+    # the length of its segment, in which they are counted.
     position = len(_JPEG_START) - 1
     scans = 0
     while True:

@@ -85,7 +85,7 @@ def read_text(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -> tuple[Dataset, RawLabels]:
-    """Open the texts in the rows of a table; the ids are ``name#0``, ``name#1``, ...
+    """Return the texts and labels in the rows of a table; the ids are ``name#0``, ``name#1``, ...
 
     Args:
         spec: the SPEC of the data, which may name columns.

@@ -61,7 +61,7 @@ class TorchvisionImages(Dataset):
 
 
 def read_torchvision(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open one of torchvision's data sets. Nothing is ever downloaded.
+    """Return the samples and labels of one of torchvision's data sets. Nothing is ever downloaded.
 
     Args:
         spec: the SPEC ``torchvision:NAME[/split]?root=FOLDER``.

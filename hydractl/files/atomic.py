@@ -110,6 +110,16 @@ class Output:
     def __init__(self, path: str | Path, *, force: bool = False, folder: bool = False, resumed: bool = False) -> None:
         """Check that the target may be written, and create and lock the temporary file or folder.
 
+        What becomes of an old target:
+
+        =====  =======  ==========================================================================
+        force  resumed  old target
+        =====  =======  ==========================================================================
+        no     no       an error now
+        no     yes      an error at the end, if it differs from the new one; otherwise it is replaced
+        yes    any      replaced
+        =====  =======  ==========================================================================
+
         Args:
             path: the target.
             force: whether an old target is replaced.
@@ -217,15 +227,19 @@ class Output:
             os.replace(path, self.temporary)
 
     def commit(self) -> Path:
-        """Flush to the disk and rename over the target; return the path as the caller named it.
+        """Flush the output to the disk and rename it over the target; return the path as the caller named it.
 
         Raises:
             OutputError: of a resumed run, the target is there and holds something else.
         """
+        # Resumed without force: an old target must have the same bytes.
         if self._has_to_be_same and self.target.exists():
             self._lock.flush()
             if not filecmp.cmp(self.temporary, self.target, shallow=False):
                 raise OutputError(f"{self.path} holds another answer", hint="give another -o, or add --force")
+
+        # The bytes are flushed before the rename, so that the target never has only a part of them, and the rename
+        # itself is flushed with the folder.
         with storing(self.path):
             if self.is_folder:
                 self._commit_folder()

@@ -114,7 +114,8 @@ class FileTensors:
         Raises:
             InputError: the file cannot be read, or has changed since its header was read.
         """
-        # From elements to bytes, and from the tensor to the file.
+        # From elements to bytes, and from the tensor to the file: element 10 of a float32 tensor begins 40 bytes behind
+        # the tensor's start.
         info = self.info(name)
         _, bytes_an_element = DTYPES[info.dtype]
         size = (stop - start) * bytes_an_element
@@ -149,7 +150,10 @@ class FileTensors:
         return self._scan
 
     def _scan_file(self) -> Scan:
-        """Read the whole file once, with one block of it in memory at a time; return its hash and findings."""
+        """Return the SHA-256 of the file, the tensors that are not finite, and whether all numbers are 0.
+
+        The file is read once, with one block of it in memory at a time.
+        """
         import torch
 
         # Hash the header, then the tensors.
@@ -310,7 +314,7 @@ def _check_index(index: Path, file_of_tensor: Mapping[str, str], files: Mapping[
         for tensor in file.names():
             in_files.add((tensor, name))
     in_index = set(file_of_tensor.items())
-    differences = in_files ^ in_index
+    differences = in_files ^ in_index  # what only one of the two has
     if differences:
         problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in differences)
         raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])

@@ -246,10 +246,11 @@ class CircuitHeads(Record):
 
     @property
     def head_map(self) -> list[KeptSite]:
-        """The heads of every site that are left after all removals."""
+        """The heads that are left after all removals, for each attention layer ("site"), in the order of the model."""
         removed = {(step.site, step.head) for step in self.removed}
         sites = []
         for path, heads in self.sites.items():
+            # The search began with all heads, or with those of a mask.
             at_start: Sequence[int] = range(heads)
             if self.start_mask is not None and path in self.start_mask.sites:
                 at_start = self.start_mask.sites[path].kept

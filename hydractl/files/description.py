@@ -126,6 +126,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
+        # Every attribute under its name, as JSON's objects and lists.
         document: dict[str, object] = {"schema": CHECKPOINT_SCHEMA}
         for name, value in vars(self).items():
             if isinstance(value, Mapping):
@@ -186,6 +187,8 @@ class Description:
         masks, problems = _read_masks(read)
         if problems:
             raise InputError(broken, problems=problems)
+
+        # All fields are taken over as they are, but for the sites, which the masks hold, and these two.
         as_they_are = {name: getattr(read, name) for name in _Document.model_fields if name != "sites"}
         as_they_are["members"] = [dict(member.__pydantic_extra__) for member in read.members]
         as_they_are["seen"] = tuple(checked(read.seen, origin))
@@ -245,21 +248,25 @@ def _version_of(document: Mapping[str, Any]) -> str:
 
 
 def _read_masks(document: _Document) -> tuple[list[HeadMask], list[str]]:
-    """Return the mask of each member, and a line for everything in the document that does not fit together.
+    """Return the mask of the kept heads of each member, and one line for each contradiction in the document.
 
-    Only without any line are the masks those of the members.
+    The masks may be used only if there is no line. A site is an attention layer, by its path in the model.
     """
+    # The number of heads of each site. These two problems would spoil all checks below.
     heads = dict(document.sites)
     if len(heads) < len(document.sites):
         return [], ["a site is listed twice"]
     if sum(heads.values()) > MOST_HEADS_OF_ALL:  # keeps an untrusted file from filling the memory
         return [], [f"more heads than {MOST_HEADS_OF_ALL} in all"]
 
+    # Kind, members and layout must go together. "sliced" means that removed heads are not stored.
     problems = []
     if document.kind != "fused" and len(document.members) > 1:
         problems.append(f"a {document.kind} model cannot have {len(document.members)} members")
     if document.kind == "fused" and document.layout != "sliced":
         problems.append("a fused model is always sliced")
+
+    # Each member names its kept heads at every site.
     masks = []
     for index, member in enumerate(document.members):
         if set(member.kept) != set(heads):

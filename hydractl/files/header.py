@@ -105,7 +105,8 @@ def read_header(path: str | Path) -> Header:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
-    # The file has 8 bytes with the length of the header, the header, and the data.
+    # The file has 8 bytes with the length of the header, the header, and the data. The header is a JSON object that
+    # maps the name of each tensor to its dtype, shape and place in the data; the entry __metadata__ holds texts.
     entries = _parse_header(text, path)
     metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
     data_start = 8 + len(text)
@@ -155,7 +156,7 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     Raises:
         InputError: the file is of another kind, is truncated, or claims a header that is too long.
     """
-    # Files that are too short to have a length, and pointers of git-LFS.
+    # Pointers of git-LFS, and files that are too short to have a length.
     start = handle.read(8)
     if start.startswith(b"version "):
         raise InputError(f"{path} is a git-LFS pointer, not the weights", hint="git lfs pull")
@@ -164,7 +165,8 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
     if size < 8:
         raise InputError(f"{path} is only {size} bytes long, not a safetensors file")
 
-    # A file of another kind usually claims a header that is longer than the file.
+    # A file of another kind usually claims a header that is longer than the file. Naming that kind helps more than the
+    # two messages below, so it comes first.
     (length,) = struct.unpack("<Q", start)
     is_cut_off = 8 + length > size
     if is_cut_off:  # check the kind only now: a valid header of 640 bytes begins with the same bytes as a pickle
@@ -178,7 +180,7 @@ def _read_header_text(handle: IO[bytes], size: int, path: Path) -> bytes:
 
 
 def _refuse_other_kind(beginning: bytes, path: Path) -> None:
-    """Raise an error for a file that begins like a known other kind of file; do nothing for any other file.
+    """Raise an error for a file that begins like JSON, ``.npz``, a pickle or GGUF; do nothing for any other file.
 
     Raises:
         InputError: names the kind, with a hint how to make a checkpoint of it, if there is a way.
@@ -205,6 +207,7 @@ def _parse_header(text: bytes, path: Path) -> dict[str, object]:
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+        """Return a JSON object from its keys and values, as json.loads asks for each; refuse a repeated key."""
         value_of_key = dict(pairs)
         if len(value_of_key) != len(pairs):
             raise InputError(f"{path} has a header with the same key twice")
@@ -272,7 +275,10 @@ def _name_problem(name: str) -> str | None:
 
 
 def _fields_problem(entry: Any) -> str | None:
-    """Return the first thing that is wrong with the fields of an entry; None if nothing is."""
+    """Return the first thing that is wrong with the fields of an entry; None if nothing is.
+
+    A sound entry is ``{"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}``: 6 numbers of 4 bytes.
+    """
     if not isinstance(entry, dict) or set(entry) != _KEYS_OF_ENTRY:
         return "has a malformed entry"
     dtype = entry["dtype"]
@@ -374,7 +380,8 @@ def header_bytes(infos: Mapping[str, TensorInfo], description: Mapping[str, obje
     if len(text) > longest_text:
         raise InputError(f"the header would take {len(text)} bytes, and checkpoints have at most {MAX_HEADER_BYTES}")
 
-    # Pad with spaces, so that the data begin at a multiple of eight bytes; the first eight bytes are the length.
+    # Pad with spaces, so that the data begin at a multiple of eight bytes, e.g. 13 bytes with -13 % 8 = 3 spaces. The
+    # first eight bytes of the file are the length, with the padding.
     padding = -len(text) % 8
     padded = text + b" " * padding
     length = struct.pack("<Q", len(padded))

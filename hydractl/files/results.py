@@ -278,9 +278,9 @@ MISSING = object()
 def value_at(document: Mapping[str, object], key: str) -> object:
     """Return the value of a dotted key in a document, such as ``ood_avg.auroc``.
 
-    Names may contain dots themselves, as in ``ood.set.v2.auroc``. So the key is cut at every dot, from the last to the
-    first: the part before the cut is looked up as the name of a group, and the rest in that group. Entries of lists are
-    looked up by their index.
+    Names may contain dots themselves. So the key is cut at every dot, from the last to the first: the part before the
+    cut is looked up as the name of a group, and the rest in that group. For ``ood.set.v2.auroc`` the groups are
+    ``ood.set.v2``, ``ood.set`` and ``ood``, in this order. Entries of lists are looked up by their index.
 
     Returns:
         The value; None if a group on the way is null; ``MISSING`` if the document has no such key.

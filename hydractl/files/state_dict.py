@@ -127,14 +127,19 @@ def is_state_dict(path: Path) -> bool:
 
 
 def _read_safely(path: Path) -> Any:
-    """Return the content of a file, which may hold tensors, plain containers, numbers, and the arguments of a script.
+    """Return the content of a file that ``torch.save`` has written: tensors, plain containers, numbers and texts.
 
     Raises:
-        ValueError: the archive is compressed, or says too much beside its numbers.
-        UnpicklingError: it names something that is not in :data:`_CALLED`.
+        ValueError: the archive is compressed, or holds more than 16 MiB beside the numbers of its tensors.
+        UnpicklingError: it names a function or class that is not in :data:`_CALLED`.
     """
     import torch
 
+    # The file may come from anyone. It must run no code, and take no more memory than its size:
+    # - Its parts are not compressed (torch never compresses them), since a small one could unpack to any size.
+    # - Its pickle, the list of operations that puts the content together, is short and names only harmless types.
+    # - torch.load checks the names once more (weights_only). A Namespace, the arguments of a script, only holds values.
+    # - With mmap, a tensor with more numbers than are stored raises an error instead of reading beyond them.
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type for part in archive.infolist()):
             raise ValueError("its archive is packed")
@@ -144,18 +149,18 @@ def _read_safely(path: Path) -> Any:
                     raise ValueError(f"it holds {part.file_size:,} bytes beside its tensors")
                 _check_called(archive.read(part))
 
-    # A Namespace (the arguments of a script) is harmless: it only holds values by name.
     with torch.serialization.safe_globals([argparse.Namespace]):
-        # With mmap, a tensor with more numbers than are stored raises an error instead of reading beyond them.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def _check_called(pickled: bytes) -> None:
-    """Refuse a pickle that names anything else than :data:`_CALLED`; nothing of it is run.
+    """Refuse a pickle that names a function or class outside of :data:`_CALLED`. It is read, but not run.
 
     Raises:
-        UnpicklingError: it does, or is damaged.
+        UnpicklingError: it names something else, or is damaged.
     """
+    # GLOBAL has the name as its argument, "module name", which can be compared. STACK_GLOBAL takes it from the stack
+    # and EXT from a registry, so it is known only when they are run. INST calls at once what it names.
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
             raise pickle.UnpicklingError(f"{operation.name} is not allowed")
@@ -187,6 +192,9 @@ def _script_arguments(content: Any) -> Mapping[str, object]:
 def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return tensors by the names that the model itself gives them, without the prefixes of wrappers.
 
+    ``module._orig_mod.head.weight``, of a compiled model in parallel training, becomes ``head.weight``. The number of
+    averaged models that torch stores beside averaged weights is left out.
+
     Raises:
         ValueError: two tensors get the same name.
     """
@@ -195,7 +203,7 @@ def _without_wrappers(weights: Mapping[Any, Any]) -> dict[Any, Any]:
         if wrapped_name == _NUMBER_OF_AVERAGED:
             continue
         name = wrapped_name
-        # Remove prefixes one by one, since wrappers may be nested: "module._orig_mod.head.weight".
+        # Remove prefixes one by one, since wrappers may be nested.
         while isinstance(name, str) and name.startswith(_WRAPPERS):
             _, _, name = name.partition(".")
         if name in unwrapped:
@@ -236,6 +244,8 @@ def _check_tensors(weights: Any) -> None:
             raise ValueError(f"{shown_name} is no tensor")
         if tensor.device.type != "cpu":  # e.g. a meta tensor, which has no numbers
             raise ValueError(f"{shown_name} has no numbers")
+
+        # In bytes: what the tensor takes once it is copied, and what the file has of it.
         size = tensor.numel() * tensor.element_size()
         stored = tensor.untyped_storage().nbytes()
         if size > stored:

@@ -99,10 +99,13 @@ class UnfinishedRecord(Record):
     """The environment that it was begun in."""
 
     def facts(self) -> dict[str, object]:
-        """Return how far the run is, and with what it was begun, by what is shown of it; None for what is not known."""
+        """Return the facts that are shown of an unfinished run, by name: how far it is, and with what it was begun.
+
+        A fact that is not known is None.
+        """
         progress = self.progress
         rates = self.fingerprint.get("lr")
-        learning_rate = None
+        learning_rate = None  # e.g. "2 of 3"
         if isinstance(rates, list) and progress.candidate is not None:
             learning_rate = f"{progress.candidate + 1} of {len(rates)}"
         settings = {key: value for key, value in self.fingerprint.items() if value is not None}

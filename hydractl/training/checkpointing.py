@@ -69,12 +69,12 @@ class StateFile:
     def __init__(
         self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object], every: str = "1"
     ) -> None:
-        """Read ``every`` as a number of steps or of seconds."""
+        """Set up when to save: ``every`` is a number of steps (``100``), or a time (``30s``, ``10m`` or ``2h``)."""
         self.path = path
         self.fingerprint = dict(fingerprint)
         self.environment = dict(environment)
         self._seconds = 0
-        self._steps: int | None = None
+        self._steps: int | None = None  # None: by time
         unit = every[-1]
         if unit in _UNIT_SECONDS:
             self._seconds = int(every[:-1]) * _UNIT_SECONDS[unit]
@@ -149,7 +149,7 @@ class StateFile:
         return Saved(progress, tensors)
 
     def header(self) -> dict[str, Any]:
-        """Return the header of the saved run, after checking that the run is this one.
+        """Return the header of the saved run, after checking that it was begun with the settings of this one.
 
         Raises:
             InputError: the file is of another kind, or belongs to another run; all differences are listed.
@@ -235,7 +235,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the state of an optimizer with the same parameters, from :func:`optimizer_tensors`."""
+    """Restore the state of an optimizer with the same parameters.
+
+    Args:
+        optimizer: the new optimizer; its learning rate and other options stay.
+        tensors: what :func:`optimizer_tensors` has returned: ``3.exp_avg`` is the entry ``exp_avg`` of parameter 3.
+    """
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")

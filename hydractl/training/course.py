@@ -115,7 +115,8 @@ def warmup_steps(warmup: float, total: int) -> int:
 def rate_share(step: int, total: int, warmup: int, shape: str, floor: float = 1e-5) -> float:
     """Return the learning rate of step ``step`` (0-based) of ``total``, as a share of the peak.
 
-    The first step of a warm-up of w steps runs at 1/w of the peak, the last at the peak.
+    A warm-up of 4 steps runs at 1/4, 2/4, 3/4 and 4/4 of the peak. After it, with t = (step - warmup) / (total -
+    warmup), the cosine is floor + (1 - floor) * (1 + cos(pi * t)) / 2, and the line is 1 - t.
 
     Args:
         step, total, warmup: numbers of steps.
@@ -126,8 +127,8 @@ def rate_share(step: int, total: int, warmup: int, shape: str, floor: float = 1e
         return (step + 1) / warmup
     if shape == "constant":
         return 1.0
-    steps_behind_warmup = max(1, total - warmup)
-    progress = (step - warmup) / steps_behind_warmup
+    steps_after_warmup = max(1, total - warmup)
+    progress = (step - warmup) / steps_after_warmup
     if shape == "linear":
         return 1.0 - progress
     cosine = math.cos(math.pi * progress)

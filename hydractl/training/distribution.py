@@ -42,6 +42,8 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     Returns:
         This process's share of the loss of the step: the sum over processes is the whole.
     """
+    # With n processes, weight w and loss L of a call, this process adds the gradient of n * w * L. The exchange
+    # averages over the processes, which leaves the sum of w * L over all calls of all processes.
     value = 0.0
     all_calls = list(calls)
     for number, (samples, weight) in enumerate(all_calls, start=1):
@@ -52,7 +54,7 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
                 weighted_loss = weighted_loss * weight
             value += float(weighted_loss.detach())
             if team.size > 1:
-                weighted_loss = weighted_loss * team.size  # gradients are averaged over processes, but should be summed
+                weighted_loss = weighted_loss * team.size
             weighted_loss.backward()
     return value
 

@@ -49,7 +49,7 @@ def train_each(
     context: TrainingContext,
     saved: Saved | None,
 ) -> Trained:
-    """Train with each learning rate, each time from the same start and with the same random draws.
+    """Return the training with the best learning rate, after one with each, from one start with the same random draws.
 
     Args:
         first: the model to start from.
@@ -68,8 +68,8 @@ def train_each(
         Interrupted: by a signal, after saving.
     """
     rates = len(options.lr)
-    results: list[TrialResult] = []
-    kept = Saved({_LEFT: []})
+    results: list[TrialResult] = []  # one for each learning rate that was tried, in order
+    kept = Saved({_LEFT: []})  # the weights of the best so far, under the names that they have in the saved run
     first_index = 0
 
     # Resume: take over what is known, and begin with the training that was running.

@@ -306,7 +306,7 @@ class Training:
         return self.lr * share
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
-        """Make one step: compute gradients, and change the weights once.
+        """Make one step, i.e. compute gradients and change the weights once, and return its loss.
 
         Args:
             batches: inputs and labels of this process, for each batch of the step.
@@ -403,7 +403,7 @@ class Training:
                 best by more than ``min_delta``, so of equal epochs the first is kept.
         """
         history = self.history
-        is_better = True
+        is_better = True  # the first epoch is
         if self.best is not None:
             best_accuracy, _ = self.best
             is_better = accuracy > best_accuracy + self.options.min_delta
@@ -416,7 +416,7 @@ class Training:
             history.waited = 0
             return
 
-        # Otherwise the training stops early once it has waited for too many epochs.
+        # Otherwise the training stops early once it has waited for too many epochs; at its end that is not early.
         history.waited += 1
         patience = self.options.patience
         if patience is not None and history.waited >= patience:
@@ -464,8 +464,8 @@ class Training:
         is_due = context.team.rank == 0 and self._is_due(step)
         is_to_stop = context.signals.requested
 
-        # One sum exchanges all three: a flag that any process has set makes its sum positive.
-        sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)
+        # One sum exchanges all three: a flag (0 or 1) that any process has set makes its sum positive.
+        sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)  # [3], changed in place by `add`
         context.team.add(sums)
         total, stops, saves = sums.tolist()
         self._agreed = (stops > 0, saves > 0)
@@ -599,7 +599,7 @@ def validate(
     team: Processes,
     before_batch: Callable[[], None],
 ) -> tuple[float, float]:
-    """Measure a model on the validation set.
+    """Return the accuracy and the mean loss (nats a sample) of a model on the validation set.
 
     Args:
         model: the model, which is set to eval mode.
@@ -622,7 +622,7 @@ def validate(
     for inputs, labels in batches():
         before_batch()
         labelled = len(labels)
-        log_p = model(inputs)[:labelled]
+        log_p = model(inputs)[:labelled]  # [labelled, classes]; the input without a label is the last
         is_correct = log_p.argmax(-1) == labels
         loss_of_batch = F.nll_loss(log_p.double(), labels, reduction="sum")
         correct += int(is_correct.sum())

@@ -98,12 +98,14 @@ class CrossEntropy(Loss):
         return zip(batches, shares, strict=True)
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the mean loss over a batch of inputs and labels."""
+        """Return the mean cross-entropy over a batch of inputs and labels, a scalar."""
         inputs, labels = batch
         with self.autocast():
-            logits = self.model.member_logits(inputs)[0]
+            logits = self.model.member_logits(inputs)[0]  # [B, classes]; the model has one member
         logits = _at_least_float32(logits)
         options = self.options
+
+        # The weights need the number of classes, so they are made at the first batch.
         if options.class_weights is not None and self._class_weights is None:
             weights = options.class_weights(logits.shape[1])
             self._class_weights = weights.to(logits)
@@ -162,7 +164,7 @@ class Contrastive(Loss):
 
         # Join the batches of this process, then the features of all processes.
         images = torch.cat(image_features)  # [B, D]
-        texts = torch.cat(text_features)
+        texts = torch.cat(text_features)  # [B, D]
         all_images = self._gather_features(images)  # [B of all processes, D]
         all_texts = self._gather_features(texts)
         return self._loss(self._compare, all_images, all_texts)
@@ -207,7 +209,7 @@ class Contrastive(Loss):
         if team.size == 1:
             return features
 
-        # The rows of this process in the result.
+        # The rows of this process in the result: those of lower ranks come before them.
         counts = team.gather(len(features))
         start = sum(counts[: team.rank])
         stop = start + len(features)
@@ -230,6 +232,9 @@ class Contrastive(Loss):
 
 def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
     """Compute CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
+
+    With l[i, j] as the logit of image i and text j, it is the sum over i of -log softmax(l[i, :])[i] and of
+    -log softmax(l[:, i])[i], divided by 2B.
 
     Args:
         compare: returns the logits of image and text features.
@@ -254,6 +259,9 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
     """Compute SigLIP's loss: whether an image and a text belong together is a yes-or-no question for every two of them.
+
+    With l[i, j] as the logit of image i and text j, and s[i, j] as +1 if i = j and -1 otherwise, it is the sum over all
+    i and j of -log sigmoid(s[i, j] * l[i, j]), divided by B.
 
     Args:
         compare: returns the logits of image and text features.

@@ -57,6 +57,9 @@ class RunFiles:
     def of_output(cls, output: str, log: str | None, several: int | None = None) -> RunFiles:
         """Return the files of a training from the output as the user named it.
 
+        For ``b/a.st`` and two models: the outputs ``b/a.1.st`` and ``b/a.2.st``, the saved state ``b/a.st.state``, and
+        as the log beside them ``b/a.log.jsonl``.
+
         Args:
             output: a file; a folder if it ends in a slash.
             log: a file; ``beside`` for a file beside the output, None for no log.
@@ -166,6 +169,8 @@ def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[
         "stopped_early": outcome["stopped_early"],
         "grid": grid or None,
     }
+
+    # The three cases: members trained together, one model, collected models. Only the last have no kept epoch.
     if isinstance(model, Together):
         for index in range(model.members):
             yield model.stock_tensors(index), {**details, "member": index + 1}
@@ -277,6 +282,8 @@ def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool
         description = read_header(path).description or {}
     except HydraError:
         return None  # the file of another program; whether it may be overwritten is checked on writing
+
+    # Of the files that hydractl writes, only those of `finetune` are results of a training.
     made_by = description.get("provenance", {})
     if made_by.get("verb") != "finetune":
         return None

@@ -126,6 +126,15 @@ def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
 def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
     """Open the training data, and give the model the classifier that the training starts from.
 
+    ==============  ============  ================  ====================================
+    the model has   --reset-head  --init            the classifier
+    ==============  ============  ================  ====================================
+    any             yes           any but ``head``  new, of zeros
+    a classifier    no            any but ``head``  the model's, with the names of --labels
+    no classifier   no            any but ``head``  an error
+    any             any           ``head``          drawn at random
+    ==============  ============  ================  ====================================
+
     Args:
         body: the model, with or without a classifier.
         options: the options of the training.
@@ -221,7 +230,7 @@ def _open_labelled(
 
 
 def _count_classes(dataset: Dataset, asked: int | None) -> int:
-    """Return the number of classes of a labelled set: from its names, else as asked, else from its highest label.
+    """Return the number of classes of a labelled set: that of its names, else ``--classes``, else highest label + 1.
 
     Args:
         dataset: the set.
@@ -248,7 +257,8 @@ def _count_classes(dataset: Dataset, asked: int | None) -> int:
 
 
 def drawn(source: Source, seed: int) -> Source:
-    """Return the same architecture with weights as its library draws them; heads that were pruned stay removed."""
+    """Return the model with new random weights, as its library draws them; heads that were pruned stay removed."""
+    # The library knows no pruned heads, so draw all weights, and take out those of the pruned heads.
     description = source.description
     initial = DictTensors(source.family.initial(description.config, seed))
     all_heads = HeadMask.full(source.sites)
@@ -439,9 +449,10 @@ def _models_of(model: AnyModel) -> list[HydraModel]:
 
 
 def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
-    """Return the beginnings of the names of parameters that ``--tower`` and ``--train-last`` freeze.
+    """Return the beginnings of the names of parameters that ``--tower`` and ``--train-last`` freeze; perhaps none.
 
-    A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each.
+    A tower is a stack of blocks: an image or a text encoder; a CLIP has one of each. With ``--train-last 2``, of 12
+    blocks the first 10 are frozen, and what comes before them.
 
     Raises:
         UsageError: ``--train-last`` exceeds the number of blocks of a tower.
@@ -569,6 +580,7 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
     """Build AdamW or SGD, without weight decay of biases, norms and other vectors, and fused on CPU and CUDA."""
+    # Biases and the scales and shifts of norms are vectors or single numbers; weights have two axes or more.
     with_decay = [parameter for parameter in parameters if parameter.ndim > 1]
     without_decay = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups: list[dict[str, object]] = [
