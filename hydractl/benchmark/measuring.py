@@ -116,7 +116,10 @@ def _measure_dtype(
     dtype: str,
     progress: Progress,
 ) -> list[BenchRow]:
-    """Return the measured rows of one dtype; its models are freed on return, before those of the next are built."""
+    """Return the rows of one dtype, one for each model at each batch size.
+
+    The models are freed on return, before those of the next dtype are built.
+    """
     # Build all models once; compilation and inputs are per batch size.
     built = {row.name: row.build(str(device), dtype) for row in rows}
     mode = options.compile_mode
@@ -142,8 +145,8 @@ def _measure_dtype(
                     device=str(device),
                     compile=mode is not None,
                     compile_mode=mode,
-                    **dict(timing),
-                    **dict(cost),
+                    **dict(timing),  # what was measured
+                    **dict(cost),  # what was known before: parameters, mult-adds, bytes
                 )
             )
     return measured
@@ -192,7 +195,7 @@ class Contest:
         mode: str | None,
         where: str,
     ) -> None:
-        """Draw inputs, and decide how each model is called; nothing runs or is compiled yet."""
+        """Draw inputs, and wrap each model for compilation if ``mode`` is set; nothing runs or is compiled yet."""
         # What runs and where, and what is found out about each model.
         self.models = models
         self.device = device
@@ -219,9 +222,10 @@ class Contest:
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Time the models; return by model the seconds of one call, in each measured round.
+        """Return, by model, the seconds of one call in each measured round.
 
-        This also sets :attr:`peak_memory_bytes`.
+        The order is: a first call of each model (compiles it), warmup rounds, the peak memory of each model, measured
+        rounds. In a round each model is called once. Also sets :attr:`peak_memory_bytes`.
 
         Raises:
             NonFiniteError: a model returns NaN or infinity.
@@ -243,7 +247,7 @@ class Contest:
             return seconds
 
     def _check_first_call(self, name: str) -> None:
-        """Call a model for the first time, which compiles it if asked for; raise an error if it does not run well.
+        """Call a model for the first time, which compiles it if asked for, and check that it runs and is finite.
 
         Raises:
             NonFiniteError: it returns NaN or infinity.
@@ -255,11 +259,11 @@ class Contest:
                 # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
                 self.models[name](self._inputs[name])
             output = self._call(name)
-            if self._records_graphs:
+            if self._records_graphs:  # compiled models on a GPU record CUDA graphs in the first calls
                 for _ in range(_RECORDING):
                     output = self._call(name)
             is_finite = bool(torch.isfinite(output).all())
-        except Exception as error:
+        except Exception as error:  # compilers and devices raise errors of many kinds
             verb = "run" if mode is None else "be compiled and run"
             message = f"{name} cannot {verb} ({self.where}): {first_line(error)}"
             raise HydraError(message, hint=_failure_hint(error, mode)) from error
@@ -294,7 +298,10 @@ class Contest:
             ) from error
 
     def _time_all_once(self) -> dict[str, float]:
-        """Return by name the seconds of one call of each model; the order of the calls is drawn anew each time."""
+        """Return by name the seconds of one call of each model; the order of the calls is drawn anew each time.
+
+        A GPU runs behind the program, so wait for it before the clock is read.
+        """
         names = list(self.models)
         order = self._random.permutation(len(names))
         seconds = {}
@@ -328,9 +335,10 @@ class Contest:
             torch.compiler.cudagraph_mark_step_begin()
 
     def _peak_memory(self, name: str) -> int | None:
-        """Return the bytes that a model would need alone on the device: its tensors, plus the most that a call adds.
+        """Return the bytes that a model would need alone on the device; None unless it is a CUDA GPU.
 
-        None unless the device is a CUDA GPU.
+        These are the bytes of its weights and inputs, plus the most that a call adds: the peak in the call minus what
+        is in use before it.
         """
         if self.device.type != "cuda":
             return None
@@ -342,7 +350,7 @@ class Contest:
         peak = torch.cuda.max_memory_allocated(self.device)
         added_by_call = peak - before
 
-        # Count the model's own tensors, and not all memory that is in use before the call: other models are there, too.
+        # The memory in use before the call also holds other models, so add only the tensors of this one.
         model: nn.Module = self.models[name]
         inputs = _tensors(self._inputs[name])
         tensors = [*model.parameters(), *model.buffers(), *inputs]

@@ -58,7 +58,10 @@ class BenchModel:
         return model.with_classes()
 
     def cost(self) -> BenchCost:
-        """Return the cost that is known without a measurement."""
+        """Return what a model costs without a measurement: parameters, mult-adds of one sample, and bytes of weights.
+
+        Several members are added up. ``mac_ratio`` is None here: it compares rows, so it follows when all are known.
+        """
         # The size and the multiply-adds, of the library's own model or of all members together.
         sources = self.model.sources
         if self.kind == STOCK:
@@ -68,7 +71,6 @@ class BenchModel:
             size = total_cost(cost_of(source.description, source.tensors, whole_last_block=whole) for source in sources)
         members = sum(len(source.description.masks) for source in sources)
 
-        # Ratios compare rows, so they follow when all rows are known.
         return BenchCost(
             kind=self.kind,
             input=input_of(self.model),
@@ -133,7 +135,10 @@ def bench_rows(
 def _comparison_problems(
     first: ModelArgument, compare: Sequence[str], *, has_fused: bool, has_stock: bool
 ) -> list[str]:
-    """Return why some of the comparisons are not possible with these models; empty if all are possible.
+    """Return one sentence for each comparison that is not possible with these models; empty if all are possible.
+
+    ``stock`` needs a first MODEL in the shapes of the library's own, ``members`` a fused MODEL, and ``deep`` a fused
+    MODEL and a single first one.
 
     Args:
         first: the first MODEL.
@@ -166,10 +171,10 @@ def input_of(model: ModelArgument) -> BenchInput:
 
 
 def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
-    """Return the models, changed so that all take inputs of the same shape.
+    """Return the models such that all take inputs of the same shape: as they are if they do already.
 
-    Models of images must do so already. Models of texts all cut their texts at the shortest of their lengths, and a
-    warning is logged.
+    Otherwise models of texts all cut their texts at the shortest of their lengths, and a warning is logged. Models of
+    images cannot be changed.
 
     Raises:
         InputError: some models read images and some texts, or images have different sizes.
@@ -293,7 +298,8 @@ class StockModel(nn.Module):
     def _compute_features_of_labels(self) -> Tensor:
         """Return the features of the class names, ``[classes, D]``, computed by the text tower.
 
-        A model without class names gets the features of stand-in names, which take the same time.
+        A class name becomes a prompt, e.g. "a photo of a cat". A model without class names gets the features of
+        stand-in names, which take the same time.
         """
         description = self.description
         labels = description.labels or STAND_INS
@@ -345,14 +351,14 @@ class StockModel(nn.Module):
 def unsliced(source: Source) -> Source | None:
     """Return a model in the shapes of the library's own model, with all heads; None if that is not possible.
 
-    A model with all its heads is returned as it is. If heads were removed by zeroing, they come back as zeros. A fused
-    model, or one whose removed heads were cut out of the weights, gives None.
+    * a fused model: None;
+    * all heads present: the model as it is;
+    * heads removed, cut out of the weights (layout ``sliced``): None;
+    * heads removed, their weights zeroed (layout ``zeroed``): a model with these heads as zeros.
     """
     description = source.description
-    if len(description.masks) != 1:
+    if len(description.masks) != 1:  # fused: one mask for each member
         return None
-
-    # Nothing was removed, or what was removed can be put back as zeros.
     if description.mask.is_full:
         return source
     if description.layout != "zeroed":

@@ -53,7 +53,7 @@ def gain_text(objective: str, gain: SearchedGain) -> str:
 
 
 def repeated_text(circuits: Mapping[str, CircuitAnswer]) -> str | None:
-    """Return a warning about circuits that remove the same heads, in any order; None if there are none.
+    """Return a warning that names objectives whose circuits remove the same heads, in any order; None if none do.
 
     Args:
         circuits: the circuits by objective.

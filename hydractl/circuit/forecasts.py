@@ -183,9 +183,10 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
-    """Compute the quantities of all samples under the current model, float64 ``[N]`` each.
+    """Return the quantities of all samples under the current model, e.g. their margins, float64 ``[N]`` each.
 
-    If the log-odds of the label are asked for, the spread is added: the forecast of the Brier score reads both.
+    If the log-odds of the label are asked for, the spread is added: the forecast of the Brier score reads both. With
+    several processes, each computes some batches, and all get the results.
     """
 
     def lists_of_batch(batch: int) -> dict[str, list[float]]:
@@ -331,7 +332,7 @@ def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
 
 
 def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
-    """Forecast the objective without each head.
+    """Return a forecast of the objective without each head, ``[heads]``.
 
     The objective follows from a few numbers of each sample (its quantities), e.g. from its margin for "acc". Each is
     taken as linear in the heads: without a head, it is the number now minus its slope by this head.
@@ -342,7 +343,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         change: the slopes by the heads, float64 ``[N, heads]`` each.
 
     Returns:
-        The score without each head, ``[heads]``, as the search counts it: higher is better, losses are negative.
+        The scores as the search counts them: higher is better, losses are negative.
     """
     # Objectives that read OOD samples: the AUROC, and its average with the accuracy.
     if objective == "avg":

@@ -255,7 +255,7 @@ class Journal:
         return next(file.whole_bytes for file in files if file.path == self.path)
 
     def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
-        """Read and parse the existing files of all processes, the file of rank 0 first.
+        """Return the content of the existing journals of all processes, the file of rank 0 first.
 
         Args:
             path: the file of rank 0.
@@ -264,7 +264,7 @@ class Journal:
         parsed = []
         paths = [path, *_files_beside(path), self.path]
         for path_of_rank in dict.fromkeys(paths):  # each path once
-            if path_of_rank == self.path:
+            if path_of_rank == self.path:  # open already, and locked by this process
                 self._file.seek(0)
                 parsed.append(_parse_file(path_of_rank, self._file.read()))
             elif path_of_rank.exists():
@@ -450,7 +450,7 @@ def _content_of(path: Path, *, idle: bool) -> bytes:
 
 
 def _open_locked(path: Path) -> IO[bytes]:
-    """Open and lock a file for reading and appending; create it if it does not exist.
+    """Return the file of a journal, open for reading and appending, and locked; it is created if it does not exist.
 
     Raises:
         OutputError: its folder does not exist, the file is a link or not a regular file, or another process is
@@ -468,7 +468,7 @@ def _open_locked(path: Path) -> IO[bytes]:
             raise OutputError(f"the journal is no regular file: {path}")
         return file
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno == errno.ELOOP:  # links are not followed: another file could be overwritten
             raise OutputError(f"the journal is a symbolic link: {path}", hint="remove it") from None
         raise storage_error(error, path) from error
 

@@ -262,11 +262,11 @@ class Lazy(GreedySearch):
     # --- estimates ----------------------------------------------------------------------------------------------------
 
     def _slopes_of_step(self, group: list[str], step: int) -> Slopes:
-        """Return the slopes that a step works with, from the latest step at which slopes are computed.
+        """Return the slopes that a step forecasts with: the derivatives by a gate on each head.
 
         Slopes are computed at steps 1, 1 + ``every``, 1 + 2 * ``every`` and so on, and kept until the next of these
-        steps. If they are missing, e.g. after a resume, they are computed now: the evaluator goes to the model of that
-        earlier step, and comes back.
+        steps; with ``every`` 6, step 12 uses those of step 7. If they are missing, e.g. after a resume, they are
+        computed now: the evaluator goes to the model of that earlier step, and comes back.
 
         Args:
             group: the objectives that have removed the same heads.

@@ -40,13 +40,13 @@ class Share(NamedTuple):
 def shares_of(sizes: Sequence[tuple[int, int]]) -> list[Share]:
     """Return how often the samples and pairs of each task are counted, so that a mean over all is the mean over tasks.
 
-    The samples of each task are repeated until all tasks are equally large.
+    The samples of each task are repeated until all tasks are equally large. E.g. for ID sets of 4 and 6 samples, they
+    are counted 3 and 2 times, so both make up 12.
 
     Args:
         sizes: how many ID and OOD samples each task has; 0 OOD samples if it has no OOD set.
     """
-    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample). E.g. for ID sets
-    # of 4 and 6 samples it is 12, and the samples are counted 3 and 2 times.
+    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample).
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
     common_id = math.lcm(*id_sizes)

@@ -258,7 +258,10 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float
 
 
 def free_memory(device: torch.device) -> int:
-    """Return how many bytes of memory are free on a device; half of all memory if the machine does not say."""
+    """Return how many bytes of memory are free on a device; half of all memory if the machine does not say.
+
+    A GPU says it itself, Linux in /proc/meminfo (``MemAvailable:  16384 kB``).
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

@@ -68,8 +68,8 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
-        # The cost of each block. Its span says which share of the tokens it has, and in how many windows they attend;
-        # without spans, every block has all tokens in one window.
+        # The cost of each block. Its span (share, windows) says which share of the stem's tokens it has, and in how
+        # many windows they attend; without spans, every block has all tokens in one window.
         network = model.networks[0]
         all_tokens_at_once = (1.0, 1)
         spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)
@@ -363,14 +363,14 @@ class BlockCost:
 
     @classmethod
     def measured(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
-        """Read the sizes from a block of a model.
+        """Return the sizes of a block of a model, read from its layers.
 
         Args:
             block: the block.
             attention: the attention in it.
             span: its tokens as a share of the stem's tokens, and the number of windows that they attend in.
         """
-        # The bank holds the weights of the heads.
+        # The weights of all heads of the attention.
         bank = attention.only.bank
         keys = bank.packing.keys
         if keys is None:  # each head has its own keys

@@ -36,11 +36,16 @@ def any_criterion_names() -> list[str]:
 
 
 def _read(text: str, names: list[str]) -> AnyCriterion:
-    """Return the criterion of a text whose name is one of ``names``; ValueError if there is none."""
+    """Return the criterion that a text such as ``cahp:degree=2`` stands for: a name, perhaps with arguments.
+
+    Raises:
+        ValueError: the name is not in ``names``, or an argument is wrong.
+    """
     name, colon, arguments = text.strip().partition(":")
     if name not in names:
         listed = ", ".join(names)
         raise ValueError(f"must be one of {listed}, not {name!r}{did_you_mean(name, names)}")
+    # A name may be in both tables; then it is the criterion of heads.
     criterion: AnyCriterion = CRITERIA.get(name) or WEIGHT_CRITERIA[name]()
     if not colon:
         return criterion

@@ -45,11 +45,12 @@ class Argument:
             raise self._wrong_type(name, text) from None
 
     def check(self, name: str, value: object) -> None:
-        """Check a value, from a text or from Python.
+        """Check that a value, from a text or from Python, is a finite number of the type and in range.
 
         Raises:
-            ValueError: it is no finite number of the type, or out of range.
+            ValueError: it is not.
         """
+        # A whole number is accepted for a float, but True and False, which Python counts as integers, never.
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong_type(name, value)
         if not math.isfinite(value) or (self.type is int and not isinstance(value, int)):

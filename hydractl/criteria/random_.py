@@ -16,7 +16,10 @@ class RandomHeads(Criterion):
     compares_towers = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Draw a score for every head, present or not, so that removing heads does not change the scores of others."""
+        """Return random scores of the present heads, by the index of the site.
+
+        A score is drawn for every head, present or not, so that removing heads does not change the scores of others.
+        """
         generator = random.Random(calibration.seed)
         scores_of_all_sites: list[list[float]] = []
         for site in model.sites:

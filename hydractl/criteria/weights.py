@@ -24,9 +24,11 @@ _MATRICES = ("proj", "text_projection", "qkv", "out", "gate", "pos_q", "pos_k")
 
 
 def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights of linear layers and convolutions of a network, by name.
+    """Return the weight matrices of linear layers and convolutions of a network, by name.
 
-    Biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances are left out.
+    These are the parameters of two or more dimensions that are called ``...weight`` or have a name of
+    :data:`_MATRICES`. So biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances
+    are left out.
 
     Args:
         network: a library's own network, or a network of hydractl.
@@ -48,6 +50,9 @@ def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
 def biases(network: nn.Module) -> dict[str, nn.Parameter]:
     """Return the biases of the layers of :func:`matrices`, by name; empty if the network has no biases.
 
+    The bias of ``mlp.fc1.weight`` is ``mlp.fc1.bias``, and that of a matrix ``bank.out``, which is no layer, is
+    ``bank.out_bias``. A matrix without a bias is skipped.
+
     Args:
         network: a library's own network, or a network of hydractl.
     """
@@ -55,8 +60,11 @@ def biases(network: nn.Module) -> dict[str, nn.Parameter]:
     by_name = {}
     for name in matrices(network):
         # The names that the bias may have: beside the matrix, or beside the layer that holds it.
-        path, _, leaf = name.rpartition(".")
-        names = [name.removesuffix("weight") + "bias" if leaf.endswith("weight") else f"{name}_bias"]
+        if name.endswith("weight"):
+            names = [name.removesuffix("weight") + "bias"]
+        else:
+            names = [f"{name}_bias"]
+        path, _, _ = name.rpartition(".")
         owner, _, layer = path.rpartition(".")
         # One layer for queries, keys and values: if keys have no bias, the biases lie beside the layer.
         if layer == "qkv":
@@ -142,7 +150,11 @@ class OBA(WeightCriterion):
         self._steps = 0
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Run backward over the sample twice; afterwards the model has products instead of its weights."""
+        """Return the scores; afterwards the model has products instead of its weights.
+
+        With p the product w (H w) of a weight, and mean(p) its mean over all steps so far, the score is
+        |mean(p)| / max |mean(p)| + |w|; the maximum is over its tensor.
+        """
         products = _products(model, calibration)
         self._steps += 1
         scores = {}
@@ -151,7 +163,7 @@ class OBA(WeightCriterion):
         for name, weight in weights.items():
             total = self._sums.get(name, 0) + products[name].double()
             self._sums[name] = total
-            sizes = total.abs() / self._steps
+            sizes = total.abs() / self._steps  # |mean(p)|
             share_of_largest = sizes / (sizes.max() + _EPSILON)
             score = share_of_largest + weight.double().abs()
             scores[name] = score.float()
@@ -233,9 +245,10 @@ WEIGHT_CRITERIA: dict[str, type[WeightCriterion]] = {
 
 
 def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return masks, by name, that are True for the ``count`` weights with the lowest scores.
+    """Return masks, by name, that are True for the ``count`` weights with the lowest scores of all tensors.
 
-    Of weights with equal scores, the first are marked, by name and then by position.
+    Of equal scores, the first are marked, by name and then by position. E.g. of the scores a = [3, 1] and b = [1, 1],
+    the lowest two are a[1] and b[0].
     """
     import numpy as np
     import torch

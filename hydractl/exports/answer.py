@@ -51,7 +51,8 @@ class GraphAnswer(nn.Module):
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:
-            # Plain numbers are kept as they are. Arrays go into buffers, so that the exported file contains them.
+            # What was fitted, for each member by name. Plain numbers are kept as they are. Arrays go into buffers, so
+            # that the exported file contains them.
             names_of_numbers = FEATURE_SCORES[chosen.score].numbers
             for fitted_by_score in detector.members:
                 numbers = {}
@@ -79,7 +80,11 @@ class GraphAnswer(nn.Module):
         self.outputs.append(MEMBER_LOGITS)
 
     def forward(self, member_logits: Tensor, features: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the outputs by name, with the names in :attr:`outputs`.
+        """Return the outputs by name, as many as :attr:`outputs` has.
+
+        * ``probabilities``, float32 ``[B, classes]``: the mean over members; and ``member_logits`` as they are;
+        * ``ood_score``, float64 ``[B]``, and ``is_ood``, bool ``[B]``: whether the score is at least the threshold;
+        * ``conformal_set``, bool ``[B, classes]``: the classes in the prediction set.
 
         Args:
             member_logits: logits of all members, ``[M, B, classes]``.
@@ -91,7 +96,7 @@ class GraphAnswer(nn.Module):
         probabilities = cast("Tensor", block.probs)
         answer = {PROBABILITIES: probabilities.float()}
 
-        # What was calibrated: the OOD score, the flag (is the score at least the threshold?), and the prediction set.
+        # What was calibrated: the OOD score, the flag, and the prediction set.
         if OOD_SCORE in self.outputs:
             answer[OOD_SCORE] = self._score(block, features)
         if IS_OOD in self.outputs:
@@ -117,6 +122,7 @@ class GraphAnswer(nn.Module):
             logit_score = SCORES[name]
             return cast("Tensor", logit_score(block))
 
+        # A score on features: for each member from what was fitted to this member, [B] each.
         feature_score = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):

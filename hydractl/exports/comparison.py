@@ -98,12 +98,13 @@ class _Comparison:
             self._add_choices(CONFORMAL_SET, expectation, outputs, distance_to_qhat > allowed)
 
     def _add_numbers(self, name: str, expectation: Expectation, outputs: NamedTensors, allowed: Tensor) -> None:
-        """Compare an output of numbers, and update its largest difference and tolerance.
+        """Compare an output of numbers with the model's, and update its largest difference and tolerance.
 
         Args:
-            name: the output.
-            expectation, outputs: see :meth:`add`.
-            allowed: the tolerance of all its numbers, or of each.
+            name: the output, e.g. ``probabilities``.
+            expectation: inputs, and the model's outputs for them.
+            outputs: the outputs of the file for the same inputs, by name.
+            allowed: the tolerance of all its numbers, a single number, or of each.
 
         Raises:
             HydraError: if a number differs by more than its tolerance, or by NaN or infinity.
@@ -122,6 +123,7 @@ class _Comparison:
                 f" than 1e-4 max(1, |{score}|), and in {self._runtime}, on {size}, by {difference:.2e}",
                 hint="fit it to more training data (calibrate --train), or choose another --ood-score",
             )
+        # An infinite score of the model has an infinite tolerance, so a difference must also be finite.
         if not all_agree or not math.isfinite(difference):
             by_how_much = f"differ from the model by {difference:.2e} (allowed {largest_allowed:.2e})"
             raise self._failed(f"{name} on {size} {by_how_much}")
@@ -129,12 +131,15 @@ class _Comparison:
         self.allowed[name] = max(self.allowed.get(name, 0.0), largest_allowed)
 
     def _add_choices(self, name: str, expectation: Expectation, outputs: NamedTensors, is_far: Tensor) -> None:
-        """Compare an output of flags or prediction sets, and count the samples for which it changed.
+        """Compare an output of flags or prediction sets with the model's, and count the samples for which it changed.
+
+        It may change only where the number that decides is so near its threshold that rounding can move it across.
 
         Args:
-            name: the output, bool ``[B]`` or ``[B, classes]``.
-            expectation, outputs: see :meth:`add`.
-            is_far: whether what decides is further from its threshold than the tolerance, of the same shape.
+            name: the output, bool ``[B]`` (flags) or ``[B, classes]`` (prediction sets).
+            expectation: inputs, and the model's outputs for them.
+            outputs: the outputs of the file for the same inputs, by name.
+            is_far: where the number is not so near, bool of the same shape.
 
         Raises:
             HydraError: if the output changed where it must not.
@@ -158,7 +163,9 @@ def _three_digits(number: float) -> float:
 def compare_with_model(
     path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], chosen: Chosen
 ) -> ExportCheck:
-    """Run an exported file on several inputs, and compare its outputs with those of its model.
+    """Return how far the outputs of an exported file differ from those of its model at most, with the tolerances.
+
+    The file runs on several inputs. Entries about an output that the graph does not have are None.
 
     Args:
         path: the file, for messages.
@@ -166,9 +173,6 @@ def compare_with_model(
         runtime: the name of the program that runs the file, for messages.
         expected: several inputs, each with the model's outputs for them.
         chosen: the choices of ``calibrate`` for the model.
-
-    Returns:
-        The largest differences and the tolerances. Entries about an output that the graph does not have are None.
 
     Raises:
         HydraError: if the file does not run, has other outputs, or differs by more than the tolerance.

@@ -111,7 +111,7 @@ class Onnx:
         _forget_sources(model)
         proto = onnx_ir.serde.serialize_model(model)
 
-        # The metadata.
+        # Replace the exporter's metadata; the keys of hydractl have a prefix, so that they cannot clash.
         proto.producer_name = "hydractl"
         proto.producer_version = __version__
         proto.ClearField("metadata_props")
@@ -120,10 +120,14 @@ class Onnx:
         handle.write(proto.SerializeToString(deterministic=True))
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a function from inputs to outputs, both tensors by name, and the name of the runtime with its version.
+
+        It runs on the CPU, with as many threads as torch.
+        """
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 3  # errors, no warnings
         options.intra_op_num_threads = torch.get_num_threads()
         # Idle threads would otherwise keep the processor busy.
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -184,6 +188,7 @@ def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, desc
 
 def _forget_sources(model: Any) -> None:
     """Remove the exporter's notes from a model of ``onnx_ir``, in place: paths of source files, names of classes."""
+    # Everything that can have notes: the model, its graph and functions, and their nodes and tensors.
     graph = model.graph
     nodes = list(graph.all_nodes())
     tensors = [*graph.inputs, *graph.outputs, *graph.initializers.values()]

@@ -170,16 +170,15 @@ def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
 def expectations(
     model: HydraModel, longest: int | None, seed: int, image_format: ImageFormat | None = None
 ) -> list[Expectation]:
-    """Draw random inputs of several sizes, and compute the model's own outputs for them.
+    """Return random inputs of several sizes, each with the outputs that the model itself computes for them.
+
+    There is one for each batch size in :data:`CHECKED_BATCHES`; texts also differ in length.
 
     Args:
         model: the model, which must not have been traced yet.
         longest: the greatest number of tokens in a text; None for images.
         seed: the seed of the random inputs.
         image_format: how the graph normalises images in uint8; None if the graph takes preprocessed inputs.
-
-    Returns:
-        One expectation for each size in :data:`CHECKED_BATCHES`.
     """
     expected = []
     for index, batch in enumerate(CHECKED_BATCHES):
@@ -212,7 +211,10 @@ def expectations(
 
 
 def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) -> Expectation:
-    """Return inputs with the outputs that the model itself computes for them.
+    """Return inputs with the outputs that the model itself computes, and how far rounding may move each OOD score.
+
+    This distance ``[B]`` is measured: the score is computed again from features and logits with random rounding errors.
+    It is 0 for a score on logits.
 
     Args:
         model: the model, which must not have been traced yet.
@@ -285,7 +287,7 @@ def _other_length(length: int, longest: int, shorter: bool) -> int:
 
 @torch.no_grad()
 def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | None = None) -> Graph:
-    """Trace a model to a graph with torch.export. The model is changed in place and cannot be used afterwards.
+    """Return the graph of a model, traced with torch.export; the model is changed in place and of no use afterwards.
 
     Args:
         model: a model on the CPU, in float32, whose classes are known.
@@ -339,13 +341,13 @@ def _example_to_trace_with(model: HydraModel, image_format: ImageFormat | None) 
 
 
 def _settle_labels(model: HydraModel) -> None:
-    """Store the features of the classes in a zero-shot model, and remove the parameters of its text tower, in place.
+    """Compute the class features of a zero-shot model once, and remove the parameters of its text tower, in place.
 
-    Models with a classifier are not changed.
+    The graph then holds the features ``[classes, D]`` as constants. Models with a classifier are not changed.
     """
-    if model.prompted is None:
+    if model.prompted is None:  # a classifier
         return
-    model.label_features()
+    model.label_features()  # the model stores them
     for network in model.networks:
         prefixes: list[str] = []
         for stages in model.family.stages(network):

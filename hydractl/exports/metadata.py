@@ -53,7 +53,7 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
     for key in _CHOSEN:
         metadata[key] = canonical_json(description.extra.get(key))
 
-    # The data to which the OOD score was fitted.
+    # The data to which the OOD score was fitted; null for a score that is fitted to none.
     fitted_on = None
     stored_score = description.extra.get("ood_score")
     if isinstance(stored_score, Mapping):

@@ -48,7 +48,9 @@ class Target:
 
 
 def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
-    """Decide which files to write, and check that the model can be exported, without reading any weights.
+    """Return the files to write, one for each format, after checking that the model can be exported.
+
+    No weights are read: their sizes are enough.
 
     Args:
         kinds: the formats, keys of :data:`hydractl.exports.formats.FORMATS`.

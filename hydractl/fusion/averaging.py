@@ -53,7 +53,10 @@ class CheckedFusion:
 def plan_checked(
     sources: Sequence[Source], merge: Sequence[str], device: torch.device, seed: int, log: Log
 ) -> CheckedFusion:
-    """Plan a fusion and check it; with ``auto``, decide whether members are averaged or kept whole.
+    """Return the plan of a fusion with its checks, and the measured effect of averaging if anything is averaged.
+
+    With ``auto``, averaging is tried first, and everything is kept whole if that is harmful. Parts that are named are
+    averaged even then; the record says so.
 
     Args:
         sources: the members.

@@ -99,7 +99,7 @@ class FusedTensors:
         self.equal = frozenset(equal)
         self._to_average = set(averaged) - self.equal
 
-        # Tensors of sites whose heads are stored once, by their names.
+        # Tensors of sites whose heads are stored once (unions), by their names.
         self._union_of: dict[str, HeadUnion] = {}
         for union_of_site in unions:
             for name in union_of_site.names:
@@ -117,7 +117,7 @@ class FusedTensors:
                     stored_name = member_name(name, member)
                     self._origins[stored_name] = _Origin(member, name)
 
-        # The last site that was read. The tensors of a site are read one after another, so one site is enough.
+        # The tensors of the last site that was read: those of a site are read one after another, so one is enough.
         self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
 
     def elements(self, stock: Sequence[str]) -> int:
@@ -143,11 +143,12 @@ class FusedTensors:
         return source.info(stock_name)
 
     def read(self, name: str) -> Tensor:
-        """Read a stored tensor.
+        """Return a stored tensor, read from the members' files. By its name it is one of these:
 
-        Averages are computed in float64 and rounded once, so that tensors that are equal in all members do not change.
+        * a tensor of a site whose heads are stored once: the heads of all members, put together;
+        * an average: the mean over members, in float64 and rounded once;
+        * a tensor of one member, or one that is equal in all: read as it is.
         """
-        # A head tensor of a site that is stored once, an average, or a tensor of one member (or equal in all).
         union_of_site = self._union_of.get(name)
         if union_of_site is not None:
             return self._tensors_of_site(union_of_site)[name]
@@ -187,7 +188,10 @@ def plan_fusion(
     *,
     headers_only: bool = False,
 ) -> FusionPlan:
-    """Decide how the members become one model.
+    """Return how the members become one model: which tensors are averaged, stored once, or kept by each member.
+
+    A tensor of a part in ``merge`` is averaged. Any other is stored once if it is equal in all members; so are the
+    heads of a site if each is equal in all members that have it. Everything else is kept by each member.
 
     Args:
         sources: dense or pruned models of one architecture; each may keep other heads.
@@ -242,7 +246,11 @@ def plan_fusion(
 
 
 def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers_only: bool) -> Description:
-    """Return the description of the fused model; it has no SHA-256 of the members if no weights are read."""
+    """Return the description of the fused model: one head mask and one provenance for each member.
+
+    What must be equal in all members comes from the first. With ``headers_only`` no weights are read, so the members
+    have no SHA-256.
+    """
     descriptions = [source.description for source in sources]
     first = descriptions[0]
     masks = [description.mask for description in descriptions]
@@ -264,7 +272,7 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
         member["provenance"] = dict(source.description.provenance)
         members.append(member)
 
-    # Everything else is the same in all members, so it comes from the first.
+    # Everything else is the same in all members.
     return Description(
         kind="fused",
         family=first.family,
@@ -375,7 +383,10 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 
 
 def _is_equal_in_all(tensors_of_members: Sequence[TensorSource], name: str) -> bool:
-    """Return whether a tensor is equal in all members; it is read only up to the first piece that differs."""
+    """Return whether a tensor is equal in all members, element by element; True for a single member.
+
+    It is read in pieces, and only up to the first piece that differs.
+    """
     first, *others = tensors_of_members
     if not others:
         return True
@@ -531,9 +542,10 @@ class HeadUnion:
         first.family.write(tensors, self._site, weights)
 
     def _heads_of_all_owners(self, *, meta: bool) -> HeadWeights:
-        """Return one block with the heads of all members, in the order of their original numbers.
+        """Return one attention block with the heads of all members, in the order of their original numbers.
 
-        Each head is taken from its owner: a member that has it, and its position there.
+        E.g. of two members with the heads 1, 4 and 4, 7, it has the heads 1, 4 and 7. Each head is read from its owner:
+        a member that has it, and its position there; head 4 is equal in both.
 
         Args:
             meta: whether only shapes are needed.
@@ -604,7 +616,9 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
 
 
 def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
-    """Return the heads and tensors in which members differ in the block where they part, and a hint.
+    """Return in which heads and tensors members differ in one block, and a hint how to make them the same.
+
+    It is the block where members part: up to it, one computation serves all members.
 
     Args:
         plan: the plan of the fusion.

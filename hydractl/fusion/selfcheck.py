@@ -250,15 +250,15 @@ def _run_members_as_they_were(
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
-    """Measure the effect of averaging on each member's answers, from the logits before and after it.
+    """Return how much averaging changes the answers of each member, to three digits, in lists over members.
+
+    * ``merge_max_abs``: the largest change of a logit;
+    * ``merge_agreement``: the share of inputs whose most probable class stays the same; a tie counts as the same;
+    * ``merge_log_p``: the mean change of log p over inputs and classes, in nats.
 
     Args:
-        before, after: the logits of all members, ``[M, B, classes]`` each.
+        before, after: the logits of all members before and after averaging, ``[M, B, classes]`` each.
         tolerance: a difference of logits up to this counts as a tie.
-
-    Returns:
-        For each member ``merge_max_abs``: the largest change of a logit; ``merge_agreement``: the share of inputs whose
-        most probable class does not change, ties aside; ``merge_log_p``: the mean change of log p, in nats.
     """
     change = after - before
     shift_of_log_p = after.log_softmax(-1) - before.log_softmax(-1)
@@ -283,10 +283,9 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
 
 
 def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) -> tuple[_Trial, Tensor]:
-    """Run the fused model on random inputs.
+    """Return what the fused model ran with (random inputs and classes), and its logits, ``[M, B, classes]``.
 
-    Returns:
-        What it ran with, which is also for the members; and the logits of all members, ``[M, B, classes]``.
+    Each member is later run alone on the same inputs and classes, and must give the same logits.
     """
     device = averages.device
     fused = float32_model(plan.description, averages.in_place(plan.tensors), device, averages.dtype).with_classes()
@@ -357,9 +356,9 @@ def storage_dtype(tensors: TensorSource) -> torch.dtype:
 def float32_model(
     description: Description, tensors: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> HydraModel:
-    """Build a model that computes in float32, for inference only; weights of 16 bits take little memory.
+    """Return a model that computes in float32, for inference only, even if its weights stay in 16 bits in memory.
 
-    If weights are kept in 16 bits,
+    If they do,
 
     * each block reads its weights from the file when it runs, as float32;
     * tables of embeddings stay in 16 bits, and the rows that are looked up become float32;

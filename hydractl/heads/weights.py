@@ -126,7 +126,12 @@ class HeadWeights:
 
         # Rows of keys and values go to the positions of key heads, all other rows to those of heads.
         def scatter(name: str, tensor: Tensor) -> Tensor:
-            count, row_positions = (key_head_count, key_positions) if name in OF_KEYS else (heads, head_positions)
+            if name in OF_KEYS:
+                count = key_head_count
+                row_positions = key_positions
+            else:
+                count = heads
+                row_positions = head_positions
             scattered = tensor.new_zeros((count, *tensor.shape[1:]))
             scattered[torch.tensor(row_positions, dtype=torch.long)] = tensor
             return scattered
@@ -144,9 +149,9 @@ class HeadWeights:
             key_heads: for each head of the new block, the index of the key head that it uses; None if each has its own.
                 Heads that have the same index must have equal keys and values.
         """
-        # There may be fewer key heads than heads: take each from the first head that uses it.
+        # There may be fewer key heads than heads: take each from the first head that uses it, `users.index(key)`.
         users = key_heads or ()
-        sources_of_keys = []
+        sources_of_keys = []  # for each key head of the new block: a block, and the index of the key head there
         for key in sorted(set(users)):
             weights, position = heads[users.index(key)]
             if weights.key_heads is not None:

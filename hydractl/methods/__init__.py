@@ -69,7 +69,10 @@ def read_ensemble(text: str) -> MethodOptions:
 
 
 def ensemble_help() -> list[tuple[str, str]]:
-    """Return the help of ``--ensemble``: for each kind its shape, and its summary followed by the defaults."""
+    """Return the help of ``--ensemble``: for each kind how it is written, and its summary followed by the defaults.
+
+    A line is e.g. ("packed:M,ALPHA[,GAMMA]", "... [default: GAMMA 1]").
+    """
     lines = []
     for options in ensemble_kinds().values():
         defaults = []

@@ -77,10 +77,10 @@ class Argument:
         return ValueError(f"{self.metavar} must be {words}, not {value!r}")
 
     def check(self, value: object) -> None:
-        """Check the type and the range of a value.
+        """Check that a value is a finite number of the type, and in range.
 
         Raises:
-            ValueError: the value is not a finite number of the type, or is out of range.
+            ValueError: it is not.
         """
         # The type. A whole number is accepted where a float or a Fraction is expected, but not the other way round.
         if isinstance(value, bool):  # excluded, although bool is a subclass of int
@@ -187,7 +187,8 @@ class MethodOptions:
         """Return the text after ``--ensemble``, e.g. ``packed:3,2``, without trailing arguments that have defaults."""
         fields = fields_in_order(type(self))
 
-        # Drop arguments from the end as long as they have their defaults.
+        # Drop arguments from the end as long as they have their defaults; one before another value must stay, as
+        # arguments are read by their order.
         while fields:
             last = fields[-1]
             if getattr(self, last.name) != last.default:
@@ -353,7 +354,7 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
     if text:
         texts = text.split(",")
 
-    # Check the number of arguments; those with defaults may be left out from the end.
+    # Check the number of arguments; those with defaults, which come last, may be left out from the end.
     needed = 0
     for field in fields_in_order(options):
         if field.default is dataclasses.MISSING:

@@ -126,12 +126,14 @@ def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[i
 
 
 def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
-    """Number the classes that occur, and return each sample's number ``[N]`` and the classes, ascending.
+    """Return the class number of each sample ``[N]``, and the classes that occur, ascending.
+
+    E.g. the labels 7, 3, 7 have the classes [3, 7] and the numbers [1, 0, 1].
 
     Raises:
         InputError: there is only one class, or a class has too few samples.
     """
-    # E.g. the labels 7, 3, 7 have the classes [3, 7], the numbers [1, 0, 1] and the counts [1, 2].
+    # `counts` has the number of samples of each class, [1, 2] in the example.
     classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(classes) < 2:
         raise InputError("--method cahp compares classes, and the samples drawn are all of one class")
@@ -169,7 +171,7 @@ def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.
 
 
 def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
-    """Return batches with only the chosen samples; batches of which nothing is left are dropped.
+    """Return batches with only the samples that a mask marks; batches of which nothing is left are dropped.
 
     Args:
         batches: the samples.
@@ -180,7 +182,7 @@ def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tupl
     for inputs, labels in batches:
         stop = start + len(labels)
 
-        # The part of the mask that belongs to this batch.
+        # The part of the mask that belongs to this batch, as indices 0 to B - 1.
         indices_in_batch = np.flatnonzero(chosen[start:stop])
         start = stop
         if not len(indices_in_batch):
@@ -209,6 +211,9 @@ def _distances(
     model: ScoredModel, calibration: Calibration, batches: Batches, labels: Ints, pairs: Ints, sites: Sequence[int]
 ) -> Floats:
     """Return the Euclidean distance between the signatures of every two heads, ``[heads, heads]``.
+
+    A signature says how well the output of a head tells each pair of classes apart, see :func:`signatures`. Heads are
+    in the order of the sites, then of their positions.
 
     Args:
         model: a model with one member.
@@ -347,15 +352,15 @@ def class_pairs(classes: int, random: np.random.Generator) -> Ints:
 
 
 def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> Floats:
-    """Compute the signature of every head: its Jeffries-Matusita distance for each pair of classes.
+    """Return the signature of every head, ``[heads, P]``: how far its outputs separate each pair of classes, 0 to 2.
+
+    The outputs of each class are described by a Gaussian with a Ledoit-Wolf covariance. An entry is the
+    Jeffries-Matusita distance of the Gaussians of two classes: 0 if they are equal, 2 if they do not overlap.
 
     Args:
         outputs: the outputs of the heads, ``[N, heads, head_dim]``, finite.
         labels: the class number of each sample, ``[N]``; every class in ``pairs`` has at least ``LEAST_SAMPLES``.
         pairs: the pairs of classes, ``[P, 2]``.
-
-    Returns:
-        ``[heads, P]``, each 0..2.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -402,16 +407,17 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
     distances = np.empty(len(pairs))
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         end = start + _PAIRS_AT_ONCE
-        a, b = pairs[start:end].T  # [p] each
+        a, b = pairs[start:end].T  # the p pairs of this piece: the first and the second class of each, [p]
         mean_covariances = (covariances[a] + covariances[b]) / 2  # [p, d, d]
         factors = np.linalg.cholesky(mean_covariances)
 
-        # The first term: the squared Mahalanobis distance of the means, by the Cholesky factor of the mean covariance.
+        # The first term: with the Cholesky factor L of S (S = L L^T) and y = L^-1 (m_a - m_b), the squared Mahalanobis
+        # distance (m_a - m_b)^T S^-1 (m_a - m_b) is y^T y.
         differences = means[a] - means[b]  # [p, d]
         whitened = np.linalg.solve(factors, differences[:, :, None])[:, :, 0]  # [p, d]
         mahalanobis = np.square(whitened).sum(axis=1)
 
-        # The second term: the logarithm of |S| / sqrt(|S_a| |S_b|).
+        # The second term: ln(|S| / sqrt(|S_a| |S_b|)) = ln |S| - (ln |S_a| + ln |S_b|) / 2.
         mean_of_logs = (log_determinants[a] + log_determinants[b]) / 2
         log_ratio = _log_determinants(factors) - mean_of_logs
 
@@ -487,11 +493,11 @@ def _curve(
 
 @contextmanager
 def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> Iterator[None]:
-    """Gate off, inside this context, all of these heads except some.
+    """Turn off, inside this context, the output of all heads except ``members``.
 
     Args:
         model: a model with one member.
-        heads: the heads of each site in their order, all that are present.
+        heads: all heads that are present, as (site, position), in model order.
         members: the heads to leave on, as indices into ``heads``.
     """
     parameter = next(model.parameters())

@@ -76,7 +76,10 @@ class BatchEnsemble:
         self.std = std
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put factors on the layers; see :class:`hydractl.training.adapters.Adapter`. The seed draws the factors."""
+        """Put trainable factors r and s on the linear layers of all blocks: a weight W becomes W * (s r'), elementwise.
+
+        The seed draws the factors, layer by layer. See :class:`hydractl.training.adapters.Adapter`.
+        """
         generator = torch.Generator().manual_seed(seed)
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
@@ -90,6 +93,8 @@ class BatchEnsemble:
             put(bank, "out", RankOne(bank.out.detach()))
             if bank.gate is not None:
                 put(bank, "gate", RankOne(bank.gate.detach()))
+
+        # The linear layers of the MLPs are listed first, since putting a factor on a layer adds a module to it.
         inside_blocks = tuple(f"{path}." for path in model.block_paths)
         layers: list[Any] = []
         for path, module in model.networks[0].named_modules():

@@ -131,8 +131,8 @@ class LaplaceFit:
     def choose_priors(self, count: float, labels: Tensor | None) -> dict[str, float]:
         """Return the prior precision of each tower, by the name of the tower.
 
-        With validation data, all towers get the same prior: the one with the lowest NLL. Without, each tower gets the
-        prior with the highest evidence.
+        All priors of :data:`PRIORS` are tried. With validation data, all towers get the same one, with the lowest NLL.
+        Without, each tower gets the one with the highest evidence (the marginal likelihood of the training data).
 
         Args:
             count: the number of samples, or the pseudo-data count.
@@ -197,10 +197,11 @@ _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
 
 @torch.no_grad()
 def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOthers | None) -> list[LaplaceFit]:
-    """Compute the curvature of each member's classifier: how much its loss bends if the weights change.
+    """Return the curvature of each member's classifier: how much its loss bends if the weights change.
 
-    The curvature of a layer is approximated by two small matrices (a Kronecker product): A, the mean of x x' over the
-    inputs x of the layer, and B, the mean curvature of the loss in its outputs.
+    The curvature of a layer is approximated by a Kronecker product of two small matrices: A = mean x x' ``[d, d]`` over
+    the inputs x of the layer, and B = mean (diag p - p p') ``[C, C]``, the curvature of the cross-entropy in its
+    outputs, with p the probabilities.
 
     Args:
         model: the model.
@@ -242,7 +243,9 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
 
 
 def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAndFeatures]:
-    """Yield the logits of each batch, together with the features that enter the classifiers.
+    """Yield the logits ``[M, B, C]`` of each batch, and for each member the features ``[B, D]`` of its classifier.
+
+    Both are float64 on the CPU.
 
     Raises:
         InputError: the logits are not a linear function of these features.
@@ -257,7 +260,11 @@ def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAnd
 
 
 def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer: LastLayer) -> LogitsOfPosteriors:
-    """Return a function that computes a member's logits on validation data under a posterior of its classifier."""
+    """Return a function from the posterior of a member's classifier to the member's logits ``[N, C]``.
+
+    They are the logits z on the validation data, scaled by their variance v under the posterior (probit approximation):
+    z / sqrt(1 + v pi / 8). The data are concatenated once here, as the function is called for every prior.
+    """
     logits_of_batches = []
     inputs_of_batches = []
     for logits_of_members, features_of_members in validation:
@@ -327,7 +334,10 @@ def fit_pairs(
 def _curvatures_of_towers(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: tuple[Tensor, Tensor]
 ) -> dict[str, Curvature]:
-    """Compute the curvatures of both projections of one member, by the name of the tower.
+    """Return the curvatures of the projections of both towers of one member, by the name of the tower.
+
+    A projection W turns what a tower reads out, x, into the feature W x, which is compared with the other tower's
+    features by cosines. Its curvature has the factors A = mean x x' and B, see :func:`compared_factor`.
 
     Args:
         model: the model.
@@ -435,7 +445,9 @@ def _compared_parts(features: Tensor, others: Tensor) -> Iterator[tuple[Tensor, 
 def _compared_logits(
     model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: Sequence[Tensor]
 ) -> LogitsOfPosteriors:
-    """Return a function that compares images with classes, given the posteriors of both projections.
+    """Return a function from the posteriors of both projections to the logits ``[N, classes]`` of images.
+
+    The logits compare each image with the prompts of each class.
 
     Args:
         model: the model.

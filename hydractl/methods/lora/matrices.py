@@ -91,7 +91,11 @@ class LoRA:
         self.alpha = alpha
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put matrices on the heads; see :class:`hydractl.training.adapters.Adapter`. The seed draws A."""
+        """Put trainable matrices A and B on the heads: a weight W becomes W + (alpha / rank) B A.
+
+        The seed draws A; B is zero, so the model does not change at first. See
+        :class:`hydractl.training.adapters.Adapter`.
+        """
         generator = torch.Generator().manual_seed(seed)
 
         def put(bank: nn.Module, name: str, matrices: LowRank) -> None:

@@ -45,10 +45,10 @@ class Mimo:
         return self.repeats
 
     def deal(self, samples: int) -> Tensor:
-        """Choose which samples of a batch the network gets at each of its M inputs, one input for each member.
+        """Return which samples of a batch the network gets at each of its M inputs, one input for each member.
 
-        A row is one run of the network: it reads M samples at once. In most rows they are different samples. In the
-        share ``equal`` of the rows all inputs get the same sample, as in tests.
+        Each run of the network (a row) reads M samples at once, mostly different ones. In the share ``equal`` of the
+        rows all inputs get the same sample, as in tests.
 
         Args:
             samples: the number of samples in the batch.
@@ -122,10 +122,10 @@ class ManyInputs(OneBody):
         self._layer = [layer]  # in a list, so that it is not registered as a second submodule
 
     def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Deal a batch of samples to the M inputs, and run the network on them.
+        """Return the logits of all members, ``[M, B * repeats, classes]``, and the labels of their samples.
 
-        Returns:
-            Logits ``[M, B * repeats, classes]``, and the labels ``[M, B * repeats]`` to compare them with.
+        Each run of the network reads M samples, one at each input, and member m answers for the sample at input m. The
+        labels are ``[M, B * repeats]``.
         """
         # For each input, the samples that it takes, by their indices in the batch.
         rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
@@ -184,6 +184,7 @@ def _stem_path(model: HydraModel) -> str:
     Raises:
         UsageError: the model has no such layer, several, or one that reads features of other layers, as in hybrids.
     """
+    # What to look for: the role of the layer in the family's names, and its type.
     part: str
     kind: type[nn.Module]
     if model.description.reads == "text":
@@ -210,11 +211,13 @@ def _stem_path(model: HydraModel) -> str:
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """Return the sum of the embeddings of the dealt inputs; if none were dealt, of M times the same input x.
+    """Return the sum of the embeddings of M inputs; in a test these are M times the same input x.
+
+    For images it is ``[B, d, H / p, W / p]`` with patches of p pixels, for texts ``[B, T, d]``.
 
     Args:
-        layer: an embedding or a convolution that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has the
-            dealt inputs, or None.
+        layer: an embedding or a convolution that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has the M
+            inputs in training, and is None in a test.
         x: the input that the network was called with.
     """
     weight: Tensor = layer.weight
@@ -231,6 +234,7 @@ def _embedded(layer: Any, x: Tensor) -> Tensor:
         return torch.stack(embeddings).sum(0)
 
     # Images: one convolution over the channels of all inputs adds up by itself.
+    # sum over m of conv(x_m, W_m) = conv([x_1, ..., x_M], [W_1, ..., W_M]).
     channels = torch.cat(inputs, 1)  # [B, M * C, H, W]
     kernels = weight.transpose(0, 1).flatten(1, 2)  # [M, d, C, p, p] -> [d, M * C, p, p]
     return F.conv2d(channels, kernels, layer.bias, layer.stride, layer.padding, layer.dilation)

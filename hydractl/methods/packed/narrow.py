@@ -114,6 +114,8 @@ class Packed:
     def _narrowed(self, source: Source) -> Source:
         """Return the model with the configuration of a member, but still with the wide tensors.
 
+        A member has the share ALPHA / M of each size: with M = 3 and ALPHA = 2, 4 of 6 heads and a width of 256 of 384.
+
         Raises:
             UsageError: a member of this width is not possible: the model has lost heads, its architecture has no
                 narrow form, or ALPHA / M or GAMMA does not divide its sizes.
@@ -156,7 +158,9 @@ class Packed:
 
 
 def _sizes(source: Source, config: LibraryConfig) -> list[int]:
-    """Return the heads and the width of each site, then the rows and columns of each matrix of the MLPs.
+    """Return all sizes that a narrow model scales: heads and width of each site, then the sides of the MLPs' matrices.
+
+    E.g. for one block of a ViT-S they are [6, 384, 1536, 384, 384, 1536].
 
     Args:
         source: the wide model, whose family knows the layout.
@@ -189,10 +193,11 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
 def part_of(
     wide: dict[str, Tensor], source: Source, shapes: Mapping[str, Tensor], sites: Sequence[Site], start: Fraction
 ) -> dict[str, Tensor]:
-    """Cut the weights of a narrow model out of a wide one: neighbouring heads, channels and neurons.
+    """Return the weights of a narrow model, cut out of a wide one: neighbouring heads, channels and neurons.
 
-    The cut begins at the share ``start`` of each size, and continues at the beginning when it reaches the end. This is
-    a rule of hydractl, as the paper trains from scratch. The narrow model does not compute what the wide one computes.
+    The cut begins at the share ``start`` of each size, and continues at the beginning when it reaches the end: with
+    ``start`` 2/3, 4 of 6 heads are 4, 5, 0 and 1. This is a rule of hydractl, as the paper trains from scratch. The
+    narrow model does not compute what the wide one computes.
 
     Args:
         wide: the tensors of the wide model, by name.
