@@ -61,7 +61,11 @@ class Chosen:
 
     @property
     def taken(self) -> Rung:
-        """The row and the score that were chosen; where no set has a vote, the single model with the blind score."""
+        """The row and the OOD score that were chosen by the OOD validation sets.
+
+        If no such set has a vote (``telling`` is empty), it is the single model with a score that needs no choice:
+        hedge, or MSP where hedge is missing.
+        """
         if self.choice.telling:
             return Rung(self.choice.chosen.row, self.choice.chosen.score)
         return Rung(SINGLE, self.common_score)
@@ -77,7 +81,10 @@ class Chosen:
         return self.score_of(SINGLE)
 
     def score_of(self, row: str) -> str:
-        """Return the score of a row: its own, or that of the single model which is taken blind if no set has a vote."""
+        """Return the OOD score of a row: the admissible one with the highest mean AUROC on the OOD validation sets.
+
+        If no set has a vote (``telling`` is empty), the single model gets hedge, where it has that sum of scores.
+        """
         if row == SINGLE and not self.choice.telling and HEDGE in self.rows[SINGLE].scores:
             return HEDGE
         return self.choice.own_candidate(row).score
@@ -100,7 +107,13 @@ class Chosen:
         return RULE.format(drop=self.plan.request.max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND)
 
     def document(self) -> dict[str, object]:
-        """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data."""
+        """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data.
+
+        A candidate is a row (a model of the study) with an OOD score. Of the keys, ``telling`` and ``blind`` are the
+        OOD validation sets with and without a vote; ``rivals`` the scores of the single model that the choice is
+        compared with on test data; ``ladder`` the candidates that test data may lead to, the choice first;
+        ``stability`` how often resamples choose the same.
+        """
         taken = self.taken
         return {
             "schema": "hydractl.study-choice/2",
@@ -117,7 +130,11 @@ class Chosen:
         }
 
     def _candidate_document(self, candidate: Candidate) -> dict[str, object]:
-        """Return the entry of a candidate in the document of the choice."""
+        """Return the entry of a candidate (a row with an OOD score) in the document of the choice.
+
+        ``auroc`` is its mean over the OOD validation sets with a vote, None without such sets; ``sets`` has the AUROC
+        against each set; ``reason`` says why it was not taken, and is empty for the chosen one.
+        """
         return {
             "row": candidate.row,
             "score": candidate.score,
@@ -132,7 +149,9 @@ class Chosen:
 
 
 def choose(plan: Plan) -> Chosen:
-    """Choose a row and a score by the predictions on the validation data alone.
+    """Return the row and the OOD score that are chosen on the validation data, with the reasons against all others.
+
+    Every row with every score that it has is a candidate. The predictions of all rows are stored already.
 
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
@@ -143,7 +162,7 @@ def choose(plan: Plan) -> Chosen:
     for row in plan.rows:
         measured = rows[row.name]
         inside = measured.accuracy_and_nll(rounds, seed)
-        # The score that is taken blind is no candidate: what OOD samples choose is better.
+        # Hedge, a sum of several scores, is what to take where no OOD samples choose. So it is no candidate here.
         scores = [score for score in measured.scores if score != HEDGE]
         for score, outside in measured.aurocs(scores, rounds, seed).items():
             candidates.append(
@@ -164,18 +183,19 @@ _NAMED_SCORES = 4
 
 
 def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping[str, float]) -> str:
-    """Return the line on a row that has just run on the validation data; the single model has before any other row.
+    """Return the line that is shown when a row (a model of the study) has run on the validation data.
 
-    Of the single model it has the highest means of AUROC, by score, and of another row the one under the single model's
-    best score, or under MSP.
+    For the single model it lists the mean AUROC of its four best OOD scores and of MSP, e.g. ``energy 0.912, msp
+    0.874``. For another row it compares one score: the best one of the single model, or MSP if the row lacks that.
 
     Args:
         row: the name of the row.
-        of_row: by score its mean AUROC, see :func:`mean_aurocs`.
-        of_single: that of the single model.
+        of_row: by score, the mean AUROC of the row over the OOD validation sets.
+        of_single: the same of the single model, which runs before all other rows.
     """
     best_first = sorted(of_single, key=lambda score: -of_single[score])
     if row == SINGLE:
+        # As keys of a dict, so that MSP is named once if it is among the best.
         named = dict.fromkeys([*best_first[:_NAMED_SCORES], REFERENCE])
         figures = ", ".join(f"{score} {of_single[score]:.3f}" for score in named)
         return f"{row}: mean OOD AUROC on the validation data by score: {figures}"

@@ -25,16 +25,20 @@ log-likelihood by one fitted number may be chance (Wilks 1938)."""
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
     """Return sentences on the OOD validation sets that had no vote; empty if all had one.
 
+    A set has a vote if an OOD score of the single model separates it from the ID samples.
+
     Args:
         telling, blind: the names of the sets with and without a vote.
         searched: the name of the set that heads were searched on; None if no row has a circuit.
     """
     if not blind:
         return []
+    # Pronouns for one set, or for several.
     subject, object_ = "it", "it"
     if len(blind) > 1:
         subject, object_ = "they", "them"
-    if telling:  # other sets had a vote
+    # If other sets had a vote, the choice was made by those.
+    if telling:
         consequence = f"{subject} had no vote"
     else:
         consequence = f"nothing could be chosen on {object_}"
@@ -56,6 +60,7 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
         right, n: its correct predictions and the number of samples, on the validation data.
         test_right, test_n: the same on the test data.
     """
+    # The 95 % interval of accuracy on validation data minus that on test data: above 0, below 0, or around it.
     low, high = share_difference_interval(right, n, test_right, test_n)
     if low > 0:
         why = (
@@ -76,9 +81,10 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
 
 
 def of_temperature(temperature: float, validation_gain: float, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Return a sentence if validation data ask for a temperature below 1 that makes the test data's NLL worse.
+    """Return a sentence if a temperature below 1 makes the NLL of the test data worse; else an empty list.
 
-    Both must be significant: a temperature that is fitted to few samples may lie below 1 by chance.
+    Both must be significant, that it suits the validation data and that it harms the test data: a temperature that is
+    fitted to few samples may lie below 1 by chance.
 
     Args:
         temperature: the temperature of the row to use.
@@ -89,6 +95,7 @@ def of_temperature(temperature: float, validation_gain: float, calibrated: Resam
         return []
     if 2 * validation_gain < _LIKELIHOOD_RATIO:  # the validation data do not contradict a temperature of 1
         return []
+    # NLL with the temperature minus NLL without: the interval must lie above 0, as lower is better.
     change = paired_differences(raw, calibrated)[NLL]
     assert change["value"] is not None and change["ci"] is not None  # no test set is empty
     low, high = change["ci"]
@@ -143,17 +150,20 @@ def of_threshold(promised: float, flagged: int, n: int, chosen_flagged: int, cho
 
 
 def of_stability(stability: StabilityRecord) -> list[str]:
-    """Return a sentence if more than :data:`OFTEN` of the resamples led to another row or to another score.
+    """Return a sentence if more than a fifth of the resamples of validation data led to another model or score.
 
-    Another score alone, which costs nothing, is no doubt where it would have changed less than the margin.
+    Empty else. Another score alone is no doubt where it would have changed the mean AUROC by less than the margin.
     """
     changes = []
+    # The shares of resamples that led to another one: 1 minus the shares that led to the same.
     changed_shares = {"model": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
         if share > OFTEN:
             changes.append(f"another {what} in {100 * share:.0f} % of cases")
     if not changes:
         return []
+
+    # What another choice would have changed on average; None if that is not known.
     consequence = ""
     if stability.difference is not None:
         is_small = abs(stability.difference) < AUROC_MARGIN

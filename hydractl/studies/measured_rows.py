@@ -67,6 +67,7 @@ class MeasuredRow:
 
     def resampled(self, score: str, rounds: int, seed: int) -> Resampled:
         """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples."""
+        # The last part of each key: "auroc" of "ood_avg.auroc".
         names = {key.rpartition(".")[2] for key in KINDS}
         return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, names=names)
 
@@ -121,7 +122,9 @@ def measure_row(
     calibration: Calibration | None,
     roles: tuple[str, str] = (ID, OOD),
 ) -> MeasuredRow:
-    """Measure a row from its stored predictions.
+    """Return the samples of a row (a model of the study) with every OOD score, made from its stored predictions.
+
+    Nothing runs but the scores: the logits, and the scores on features, are in the file.
 
     Args:
         row: the predictions, or their file.
@@ -131,9 +134,10 @@ def measure_row(
     predictions = read_predictions(row) if isinstance(row, Path) else row
     id_role, _ = roles
 
+    # All scores on logits, and the stored scores on features.
     all_scores = [*SCORES.of_studies(), *predictions.on_features]
 
-    # Make the samples of each set, with all scores on logits and all stored scores on features.
+    # Make the samples of each data set with these scores, and put ID and OOD sets apart.
     id_sets = []
     outside = {}
     groups = {}
@@ -150,7 +154,7 @@ def measure_row(
         else:
             outside[entry.name] = samples
             groups[entry.name] = entry.group
-    (id_samples,) = id_sets
+    (id_samples,) = id_sets  # exactly one
 
     return MeasuredRow(
         source=predictions,

@@ -17,22 +17,24 @@ _AUROC = "errors.auroc"
 
 
 def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: int, seed: int) -> MistakesRecord | None:
-    """Choose the score for mistakes of a row on validation data, and compare it with MSP on test data.
+    """Return which OOD score to trust for finding wrong answers of a row (a model of the study); None without labels.
+
+    The score with the highest AUROC of wrong answers on the validation data is taken if it is significantly better than
+    MSP on the test data, else MSP.
 
     Args:
         row: the name of the row.
         validation, test: the row, measured on both data.
         rounds, seed: the rounds and the seed of the bootstrap.
-
-    Returns:
-        The result; None if the test data have no labels.
     """
     if test.inside.labels is None:
         return None
+    # None if validation data have no wrong answers, or no right ones. There is nothing to compare then, nor for MSP.
     best = _best_on(validation)
     if best is None or best == REFERENCE:
         return MistakesRecord(row=row, score=REFERENCE, best=best)
 
+    # AUROC of wrong answers on the test data: of this score, of MSP, and the interval of the difference.
     of_best = test.errors_resampled(best, rounds, seed)
     of_msp = test.errors_resampled(REFERENCE, rounds, seed)
     ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
@@ -53,7 +55,11 @@ def trusted(best: str, ci: Sequence[float] | None) -> str:
 
 
 def sentence_on_mistakes(mistakes: MistakesRecord) -> str:
-    """Return the sentence of the verdict: the score to trust, or why no score is shown to be better than MSP."""
+    """Return the sentence of the verdict on mistakes: the OOD score to trust, or why it is MSP.
+
+    ``score`` is the one to trust, ``best`` the best on validation data; ``best`` and ``auroc`` are None where the
+    validation data, or the test data, have no wrong or no right answers.
+    """
     name = "the single model" if mistakes.row == SINGLE else mistakes.row
     if mistakes.score != REFERENCE:
         return (
@@ -71,7 +77,10 @@ def sentence_on_mistakes(mistakes: MistakesRecord) -> str:
 
 
 def _figures(mistakes: MistakesRecord) -> str:
-    """Return both AUROCs of wrong answers on the test data, and the interval of their difference if there is one."""
+    """Return the text with both AUROCs of wrong answers on the test data, and the interval of their difference.
+
+    There is no interval if too few answers are wrong, or right.
+    """
     assert mistakes.auroc is not None and mistakes.auroc_msp is not None
     text = f"an AUROC of {number(mistakes.auroc)} against {number(mistakes.auroc_msp)} on test data"
     if mistakes.ci is None:

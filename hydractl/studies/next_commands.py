@@ -19,7 +19,10 @@ _WHICH_SAMPLES = ("limit", "seed")
 
 
 def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCommandRecord]:
-    """Return commands that use ``best.st``, with the data of the study in place of the user's data.
+    """Return the commands that are shown after a study: predict with ``best.st``, export it, and calibrate it again.
+
+    The data of the study stand in place of the user's. If the single model is as good with a score that costs nothing,
+    a fourth command writes that model.
 
     Args:
         plan: the plan of the study; the files of the commands go to its folder, too.
@@ -28,12 +31,16 @@ def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCo
     """
     request = plan.request
     single = plan.rows[0]
-    (row,) = (row for row in plan.rows if row.name == used.row)
+    (row,) = (row for row in plan.rows if row.name == used.row)  # exactly one
+
+    # Paths and options: test data and the first OOD test set to predict, the same samples to calibrate on.
     best = str(plan.folder / "best.st")
     inputs = (best, str(request.test), str(request.ood[0].spec))
     report = {"report": str(plan.folder / "predictions.json")}
     recalibrated = plan.calibration(row, used.score)
     samples = (*_HOW_IT_RUNS, *_WHICH_SAMPLES)
+
+    # The commands, by their purpose. Of the study's options each gets those in "shared" that somebody gave.
     steps: dict[Purpose, Step] = {
         "predict": plan.step("predict", inputs, report, ["predictions.jsonl"], shared=_HOW_IT_RUNS),
         "export": plan.step("export", [best], {}, ["best.onnx"], shared=("max_length",)),

@@ -98,7 +98,10 @@ class Plan:
         return range(first, first + MEMBERS)
 
     def share(self, part: float) -> int:
-        """Return about this share of the number of all heads, e.g. 1/6; it is at least one, and never all heads."""
+        """Return about this share of the number of all heads, at least one, and never all of them.
+
+        A sixth of 144 heads are 24.
+        """
         total = sum(self.heads.values())
         rounded = round(part * total)
         at_least_one = max(1, rounded)
@@ -116,7 +119,7 @@ class Plan:
         output: str | None = None,
         shared: Sequence[str] | None = None,
     ) -> Step:
-        """Return the step of one call, with its files in the folder of the study.
+        """Return the step of one call of a verb (a command of hydractl), with its files in the folder of the study.
 
         Args:
             verb: the verb.
@@ -128,9 +131,12 @@ class Plan:
         """
         paths = tuple(self.folder / name for name in outputs)
         written = self.folder / (output or outputs[-1])
+        # Of the options that it shares with the study, those that somebody gave; arguments override them.
         given = self.request.given
-        common = {name: given[name] for name in (_SHARED[verb] if shared is None else shared) if name in given}
-        return Step(Command(verb, tuple(models), {**common, **arguments, "output": str(written)}), paths)
+        names = _SHARED[verb] if shared is None else shared
+        common = {name: given[name] for name in names if name in given}
+        options = {**common, **arguments, "output": str(written)}
+        return Step(Command(verb, tuple(models), options), paths)
 
     def add(self, step: Step) -> Step:
         """Add a step to the plan, unless it is there; return it."""
@@ -144,10 +150,12 @@ class Plan:
     def search_of_circuits(self) -> Step:
         """The step that searches the circuits of all objectives, with a file for each.
 
-        It removes as many heads as the row that needs most; the other rows use only its first removals.
+        It removes as many heads as the row that needs most; the other rows use only its first removals. That is a
+        quarter of the heads for one objective (whole-avg), and a third for three (circuits).
         """
         objectives = self.scale.objectives
-        return self._search("circuit", objectives, self.share(1 / 4 if len(objectives) == 1 else 1 / 3))
+        part = 1 / 4 if len(objectives) == 1 else 1 / 3
+        return self._search("circuit", objectives, self.share(part))
 
     def circuit(self, objective: str) -> Path:
         """Plan the search of circuits, and return the file of the circuit of an objective."""
@@ -156,9 +164,9 @@ class Plan:
         return search.outputs[index]
 
     def late_circuit(self) -> tuple[Path, int]:
-        """Plan a search in the late sites (attention layers) alone; return the file of its circuit, and its budget.
+        """Return the file of a circuit of the late sites (attention layers) alone, and how many heads it removes.
 
-        It removes a sixth of all heads, but leaves at least one head in these sites.
+        The search is added to the plan. It removes a sixth of all heads, but leaves at least one head in these sites.
         """
         removable = sum(self.heads[site] for site in self.late) - 1  # a head must stay
         budget = max(1, min(self.share(1 / 6), removable))
@@ -166,7 +174,7 @@ class Plan:
         return self.add(search).outputs[0], budget
 
     def _search(self, name: str, objectives: Sequence[str], budget: int, **sites: str) -> Step:
-        """Return the step of a search for circuits, on the first half of the validation data.
+        """Return the step of a search for circuits (which heads to remove), on the first half of the validation data.
 
         Rows and scores are chosen on the second half, so that a search cannot favour its own row.
 
@@ -182,13 +190,18 @@ class Plan:
             "objective": list(objectives),
             "budget": budget,
         }
+        # What makes the search faster; None for an exact search, and for all samples.
         if self.scale.approx is not None:
             arguments["approx"] = self.scale.approx
         if self.scale.samples is not None:
             arguments["limit"] = self.scale.samples
         arguments |= {**sites, "resume": True}
+
+        # One file, or of several objectives a file for each: circuit.acc.json, circuit.ood.json, circuit.avg.json.
         output = f"{name}.json"
-        outputs = [f"{name}.{objective}.json" for objective in objectives] if len(objectives) > 1 else [output]
+        outputs = [output]
+        if len(objectives) > 1:
+            outputs = [f"{name}.{objective}.json" for objective in objectives]
         return self.step("extract-circuit", [self.model], arguments, outputs, output=output)
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -204,9 +217,17 @@ class Plan:
         return self.pruned(name, {"circuit": str(circuit), **removed}, shared=_OF_A_MODEL)
 
     def pruned(self, name: str, arguments: Options, shared: Sequence[str] | None = None) -> ModelRef:
-        """Plan a step that removes heads with these options, and return the file of the model."""
+        """Return the file of the model without some heads; the step that removes them is added to the plan.
+
+        Args:
+            name: the name of the member; it writes ``NAME.mask.json`` and ``NAME.st``.
+            arguments: the options of ``prune`` that say which heads are removed.
+            shared: see :meth:`step`.
+        """
         outputs = [f"{name}.mask.json", f"{name}.st"]
-        return self.made(self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared))[-1]
+        step = self.step("prune", [self.model], {**arguments, "force": True}, outputs, shared=shared)
+        _, model = self.made(step)
+        return model
 
     def made(self, step: Step) -> list[ModelRef]:
         """Plan a step that makes models, and return its files."""
@@ -226,7 +247,7 @@ class Plan:
         model: ModelRef | None = None,
         seed: int | None = None,
     ) -> list[ModelRef]:
-        """Plan one training, and return the files of the models that it writes.
+        """Return the files of the models that one training writes; its step is added to the plan.
 
         Args:
             name: the name of the model; with ``members``, the beginning of their names.
@@ -237,9 +258,11 @@ class Plan:
         """
         request = self.request
         training = {"train": request.train, "val": half(request.val, 1), "epochs": request.epochs, "lr": request.lr}
+        # The files: NAME.st, or with a number of members NAME.1.st, NAME.2.st and so on.
         outputs = [f"{name}.st"]
         if members is not None:
             outputs = [f"{name}.{number}.st" for number in range(1, members + 1)]
+        # Later options override earlier ones: those of this row those of every training, and the seed both.
         seeded = {} if seed is None else {"seed": seed}
         options = {**training, **arguments, "resume": True, **seeded}
         return self.made(self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st"))
@@ -277,16 +300,25 @@ class Plan:
         self.add_file(name, model, members)
 
     def add_file(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> None:
-        """Add the row of one file, fused from these members or made in another way."""
+        """Add the row of one file, fused from these members or, without any, made in another way.
+
+        The row gets the files that trainings made for it, to read their learning rates from.
+        """
         files = {Path(one.text) for one in members or [model]}
+        # The trainings that wrote one of these files. The last file of a training stands for it.
         trainings = [step for step in self.steps if step.command.verb == "finetune"]
         trained = [step.outputs[-1] for step in trainings if not files.isdisjoint(step.outputs)]
         self.add_row(Row(name, model, trained=trained))
 
     def add_row(self, row: Row) -> None:
-        """Add a row, and the steps that store its logits on validation data, and fit its temperature to them."""
+        """Add a row (a model of the study), and its two steps on the second halves of the validation data.
+
+        The first stores its logits, by ``eval``. The second fits its temperature to those, by ``calibrate``.
+        """
         self.rows.append(row)
         self.add(self.choosing_step(row))
+
+        # NAME=FILE stands for a model whose predictions are stored.
         predictions = f"{row.name}={self.predictions(row, 'choose')}"
         fitted = {"val": half(self.request.val, 2), "temperature": "fit"}
         file = self.calibration_file(row).relative_to(self.folder)
@@ -352,11 +384,15 @@ class Plan:
         return self.step("eval", [model], arguments, [predictions, document])
 
     def _feature_arguments(self, row: Row) -> Options:
-        """Return the options of ``eval`` for OOD scores on features; empty if the row has none."""
+        """Return the options of ``eval`` for OOD scores on features; empty if the row has none.
+
+        A row that is no single file (``stored`` is False) has none. The single model has one score more: hedge.
+        """
         if not self.fitted or not row.stored:
             return {}
         arguments = dict(self.fitted)
-        if "train" in arguments and row is self.rows[0]:  # the single model may have to be taken without a choice
+        # Hedge is what the single model is used with if no OOD samples can choose a score. It is the first row.
+        if "train" in arguments and row is self.rows[0]:
             names = self.fitted["ood_score"]
             assert isinstance(names, list)
             arguments["ood_score"] = [*names, HEDGE]
@@ -365,9 +401,10 @@ class Plan:
     # --- the best row -------------------------------------------------------------------------------------------------
 
     def last_steps(self, row: Row, score: str, note: str, score_of_table: str, tested: Sequence[Row]) -> list[Step]:
-        """Return the steps that remain when the row to use is known, with its OOD score.
+        """Return the steps that remain when the row to use (a model of the study) is known, with its OOD score.
 
-        They put all tested rows into one table, write the row as ``best.st``, measure it and time it.
+        In this order: ``eval`` makes one table of all tested rows; ``calibrate`` fits temperature and threshold of the
+        row; ``calibrate`` writes ``best.st`` with them; ``eval`` measures it; ``bench`` times it, if that is asked for.
 
         Args:
             row: the row.
@@ -377,11 +414,14 @@ class Plan:
             tested: the rows that ran on the test data.
         """
         noted = {"note": note} if note else {}
+
+        # The row as MODEL arguments: its file, and its stored predictions on validation data and on test data.
         best = ModelRef.of_row("best", [row.model])
-        chosen_on, tested_on = (f"best={self.predictions(row, purpose)}" for purpose in ("choose", "test"))
+        chosen_on = f"best={self.predictions(row, 'choose')}"
+        tested_on = f"best={self.predictions(row, 'test')}"
         force = {"force": True}
 
-        # The stored predictions of these rows, each with its own temperature.
+        # The table: the stored predictions of the tested rows, each with its own temperature.
         table: dict[str, object] = {
             "bootstrap": self.request.bootstrap,
             **force,
@@ -393,16 +433,19 @@ class Plan:
         rows = [f"{row.name}={self.predictions(row, 'test')}" for row in tested]
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
-        # Its temperature, threshold and score, by its stored predictions; the row itself with them, and its figures.
+        # Temperature and threshold of the row for its score, fitted to its stored predictions.
         by_stored = {**self._calibration_data(), "ood_score": score, **force}
-        steps.append(self.step("calibrate", [chosen_on], by_stored, ["best.calibration.json"], shared=_OF_SAMPLES))
-        file = str(steps[-1].outputs[0])
+        fitting = self.step("calibrate", [chosen_on], by_stored, ["best.calibration.json"], shared=_OF_SAMPLES)
+        steps.append(fitting)
+
+        # The row with them as a file, best.st, and its figures on the test data.
+        file = str(fitting.outputs[0])
         calibrated = {**self._score_arguments(row, score), "calibration": file, **force, **noted}
         measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": file, **force}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
         steps.append(self.step("eval", [tested_on], measured, ["best.json"]))
 
-        # Nothing is to compare of the single model.
+        # Its latency beside that of the single model; if it is the single model, there is nothing to compare.
         if self.request.timed and row.name != "single":
             single = ModelRef.of_row("single", [self.model])
             steps.append(self.step("bench", [single, f"best={self.folder / 'best.st'}"], force, ["bench.json"]))
@@ -422,7 +465,7 @@ class Plan:
         return {"val": half(self.request.val, 2), "temperature": "fit", "threshold": self.request.threshold}
 
     def _score_arguments(self, row: Row, score: str) -> Options:
-        """Return the options that give a row an OOD score, with those of features where it is on features."""
+        """Return the options that give a row this OOD score; a score on features needs the options for these, too."""
         of_features = self._feature_arguments(row) if score in ON_FEATURES else {}
         return {**of_features, "ood_score": score}  # the other options name all scores
 

@@ -20,7 +20,7 @@ _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 
 def ood_val_of_study(option: str, text: str, held: object = None) -> OodSet:
-    """Parse ``NAME=SPEC``, or a SPEC alone, whose name is ``oodval``.
+    """Return the OOD validation set of ``NAME=SPEC``, or of a SPEC alone, whose name is then ``oodval``.
 
     Raises:
         ValueError, UsageError: see :meth:`OodSet.of_option`.
@@ -34,7 +34,10 @@ _OF_A_RUN = {"model", "output", "force", "device", "workers", "batch_size", "tim
 
 
 def decisive_settings(values: Options) -> Options:
-    """Return those options of a study that decide its findings, as its plan has them: data and files by their texts.
+    """Return, by name, the options that decide what a study finds, in a form that JSON can hold.
+
+    They are written with its plan, so that a study goes on only where they are the same. Options that say how it runs,
+    such as ``device``, are missing.
 
     Args:
         values: the values of all its options, by name.
@@ -43,10 +46,12 @@ def decisive_settings(values: Options) -> Options:
     for name, value in values.items():
         if name in _OF_A_RUN or name in OF_A_TERMINAL:
             continue
+        # Data sets, files and thresholds as they were written on the command line.
         if isinstance(value, list):
             value = [item.text if isinstance(item, OodSet) else item for item in value]
         if isinstance(value, DataSpec | Document | Threshold):
             value = value.text
+        # One learning rate is a number; only several are a list.
         if name == "lr" and isinstance(value, list) and len(value) == 1:
             (value,) = value
         decisive[name] = value
@@ -107,12 +112,12 @@ class StudyRequest:
     given: Options
 
     def in_memory(self) -> list[str]:
-        """Return the names of the model and the data that a Python program holds in memory."""
+        """Return the names of the model and the data that a Python program passed as objects; empty without any."""
         objects = [self.model, self.train, self.val, self.test, *(one.spec for one in [*self.ood_val, *self.ood])]
         return [one.text for one in objects if one is not None and one.held is not None]
 
     def ood_val_sets(self) -> list[OodSet]:
-        """Return the data sets of ``--ood-val``, in order."""
+        """Return the data sets of ``--ood-val``, in order; ``auto`` becomes the set that is made of ``--val``."""
         made = self.made_of_val
         return [one.with_spec(made.under(one.spec.option)) if one.spec.text == AUTO else one for one in self.ood_val]
 

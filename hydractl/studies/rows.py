@@ -49,7 +49,7 @@ def single(plan: Plan) -> None:
 
 
 def whole_avg(plan: Plan) -> None:
-    """Add rows of two members: the whole model, and one pruned by the circuit for accuracy and OOD detection.
+    """Add rows of two members: the whole model, and one pruned by the circuit (search) for accuracy and OOD detection.
 
     A twelfth, a sixth and a quarter of the heads are removed. If two of these are the same number, because the model
     has few heads, there is one row for both.
@@ -111,6 +111,7 @@ def taylor(plan: Plan) -> None:
 def _pruned_by_taylor_scores(plan: Plan) -> Iterator[ModelRef]:
     """Plan three members, a third of whose heads is removed by Taylor scores; yield the file of each."""
     count = plan.share(1 / 3)
+    # Plan one member for each seed, taylor0, taylor1 and taylor2.
     for member, seed in enumerate(plan.seeds):
         arguments = {
             "method": "taylor",
@@ -161,7 +162,10 @@ KINDS: dict[str, RowKind] = {
 
 
 def asked_for(names: Collection[str]) -> dict[str, RowKind]:
-    """Return the rows that ``--rows`` asks for by these names, and the single model; ``default`` stands for several."""
+    """Return the rows that ``--rows`` asks for by these names, by name, in the order of the table.
+
+    The single model is always among them. The name ``default`` stands for all rows that are made by default.
+    """
     asked = {"single", *names}
     return {name: kind for name, kind in KINDS.items() if name in asked or (kind.default and "default" in asked)}
 
@@ -170,11 +174,20 @@ def asked_for(names: Collection[str]) -> dict[str, RowKind]:
 
 
 def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
-    """Add the row that an ensemble method declares, with the steps that its recipe asks for."""
+    """Add the row that an ensemble method declares to the plan, with the steps that its recipe asks for.
+
+    ============================  =======================================================
+    ``BySeeds``                   several trainings with different seeds, then fused
+    ``ByOneTraining``             one training that leaves several members, then fused
+    ``ByTraining`` that trains    one training that leaves one file
+    ``ByTraining`` that does not  one file that is made without a training, e.g. laplace
+    ``AsMeasured``                no file; ``eval`` measures the model with other options
+    ============================  =======================================================
+    """
     name = declared.name
-    heads_of_sites = list(plan.heads.values())
+    heads_of_sites = list(plan.heads.values())  # by attention layer, the number of its heads
     match declared.recipe_for(heads_of_sites[0]):
-        # Several trainings with different seeds, whose models are fused.
+        # Several trainings with different seeds, whose models are fused. Later options override earlier ones.
         case BySeeds(options, ensemble, of_classifiers):
             if plan.has_classifier:
                 options = {**options, **of_classifiers}
@@ -182,14 +195,15 @@ def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
                 options = {"ensemble": ensemble, **options}
             members = plan.trained_by_seeds(name, options)
             plan.add_fused(name, members, merge=_NOTHING_AVERAGED)
-        # One training that leaves several members, which are fused.
+        # One training that leaves several members, which are fused. The training has taken the name of the row.
         case ByOneTraining(ensemble, options):
             members = plan.trained(name, {"ensemble": ensemble, **options}, members=MEMBERS)
             plan.add_fused(name, members, merge=_NOTHING_AVERAGED, file=f"{name}.fused")
-        # One training that leaves one file. A method without a training, such as laplace, takes the data alone.
+        # One training that leaves one file.
         case ByTraining(ensemble, options) if ensemble.trains:
             (model,) = plan.trained(name, {"ensemble": ensemble, **options})
             plan.add_file(name, model)
+        # A method that trains nothing, such as laplace: finetune gets the data, and no epochs or learning rates.
         case ByTraining(ensemble):
             data = {"train": plan.request.train, "val": half(plan.request.val, 1)}
             options = {"ensemble": ensemble, **data, "force": True}
@@ -219,7 +233,12 @@ _KEPT_WEIGHTS = 0.891
 
 
 def _add_row_of_pruned_weights(plan: Plan, name: str) -> None:
-    """Add the row of a model some of whose single weights are pruned by a method, and then fine-tuned."""
+    """Add the row of a model some of whose single weights are pruned by a method, and which is then fine-tuned.
+
+    Args:
+        plan: the plan, which gets the row and its steps.
+        name: the name of the row: ``oba``, or the name of a method followed by ``-weights``, which is cut off.
+    """
     arguments: dict[str, object] = {
         "method": name.removesuffix("-weights"),
         "weights": _KEPT_WEIGHTS,

@@ -99,7 +99,10 @@ class Difference:
     high: float
 
     def exceeds(self, limit: float) -> bool:
-        """Return whether it is above a limit, and significantly above 0."""
+        """Return whether the value is above a limit, and its whole interval above 0: significantly.
+
+        With a limit of 0.01, 0.02 with the interval 0.005 to 0.035 exceeds it; with -0.001 to 0.041 it does not.
+        """
         return self.value > limit + _ROUNDING and self.low > 0
 
 
@@ -128,21 +131,31 @@ class Evidence:
         self.candidates = tuple(candidates)
         self._may_vote = may_vote
         self.sets = tuple(self.candidates[0].outside.values)
+
+        # The candidates of each row, and among those of the single model the one with MSP (there is exactly one).
         self.rows: dict[str, list[Candidate]] = {}
         for candidate in candidates:
             self.rows.setdefault(candidate.row, []).append(candidate)
         (self.reference,) = (candidate for candidate in self.rows[SINGLE] if candidate.score == REFERENCE)
 
-        # The figures of candidates in every reading, and by how much the ends of intervals differ from the values.
+        # What has been computed already: the figures of candidates in every reading, [1 + rounds]; and the ends of the
+        # interval of a difference minus its value, (low, high), e.g. (-0.02, 0.03).
         self._readings: dict[tuple[Candidate, Figure], Floats] = {}
         self._spreads: dict[tuple[Candidate, Candidate, Figure], tuple[float, float]] = {}
 
     def under(self, row: str, score: str) -> Candidate | None:
-        """Return the candidate of a row with a score; None if the row does not have that score."""
-        return next((candidate for candidate in self.rows[row] if candidate.score == score), None)
+        """Return the candidate (a row with an OOD score) of this row and score; None if the row lacks the score."""
+        for candidate in self.rows[row]:
+            if candidate.score == score:
+                return candidate
+        return None
 
     def readings(self, candidate: Candidate, figure: Figure) -> Floats:
-        """Return a figure of a candidate in every reading, [readings]; it is computed once."""
+        """Return a figure of a candidate on the data and in every round of the bootstrap, [1 + rounds].
+
+        The figure is a metric of the ID data, such as ``id.accuracy``, or the mean AUROC over the OOD sets of a tuple.
+        It is computed once.
+        """
         key = (candidate, figure)
         if key not in self._readings:
             if isinstance(figure, str):
@@ -153,11 +166,17 @@ class Evidence:
         return self._readings[key]
 
     def voting_sets(self, reading: int) -> tuple[str, ...]:
-        """Return the sets with a vote: those that some score of the single model separates from the ID samples."""
+        """Return the names of the OOD sets with a vote, those that a score of the single model separates from ID data.
+
+        For such a set the 95 % interval of its AUROC lies above 0.6 under one score at least. Empty if no set may vote.
+
+        Args:
+            reading: 0 for the data themselves, else the number of a round of the bootstrap.
+        """
         if not self._may_vote:
             return ()
-        # The interval of an AUROC keeps the width that it has on the data, and moves along with the AUROC of the
-        # reading.
+        # Lower end = AUROC of the reading + (lower end - AUROC on the data), [scores, sets]: the interval keeps the
+        # width that it has on the data, and moves along with the AUROC. The best score of each set counts.
         highest_lower_ends = (self._aurocs_of_single[..., reading] + self._auroc_spreads).max(axis=0)  # [sets]
         return tuple(name for name, end in zip(self.sets, highest_lower_ends, strict=True) if end > BLIND)
 
@@ -169,26 +188,35 @@ class Evidence:
 
     @cached_property
     def _auroc_spreads(self) -> Floats:
-        """For each AUROC of the single model, the lower end of its interval minus its value, [scores, sets]."""
+        """The lower end of the interval of each AUROC of the single model minus its value, [scores, sets].
+
+        It is mostly below 0, e.g. -0.03 for an AUROC of 0.80 whose interval begins at 0.77.
+        """
+        # Index 0 is the value on the data, the others are rounds; the lower end is the 2.5 % quantile of these.
         lower_ends: Floats = np.quantile(self._aurocs_of_single[..., 1:], 0.025, axis=-1)
         return lower_ends - self._aurocs_of_single[..., 0]
 
     def difference(self, candidate: Candidate, other: Candidate, figure: Figure, reading: int) -> Difference:
         """Return a figure of one candidate minus that of another, with its 95 % interval.
 
-        The interval has the width that it has on the data, and moves along with the difference of the reading.
+        The interval has the width that it has on the data, and moves along with the difference of the reading: if it
+        is 0.02 (0.01 to 0.04) on the data, it is 0.05 (0.04 to 0.07) in a round with a difference of 0.05.
 
         Args:
             candidate, other: the candidates.
             figure: a metric, or the names of the OOD sets that the mean AUROC is over; there are some.
             reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        of_candidate, of_other = self.readings(candidate, figure), self.readings(other, figure)  # [readings]
+        of_candidate, of_other = self.readings(candidate, figure), self.readings(other, figure)  # [1 + rounds]
         key = (candidate, other, figure)
+
+        # The ends of the interval minus the value, once for every pair: index 0 is the data, the others are rounds.
         if key not in self._spreads:
             differences = of_candidate - of_other
             low, high = np.quantile(differences[1:], [0.025, 0.975])
             self._spreads[key] = (float(low - differences[0]), float(high - differences[0]))
+
+        # The value in this reading, with an interval of the same width.
         to_low, to_high = self._spreads[key]
         value = float(of_candidate[reading] - of_other[reading])
         return Difference(value, low=value + to_low, high=value + to_high)
@@ -241,9 +269,10 @@ class Decision:
     # --- the rule -----------------------------------------------------------------------------------------------------
 
     def own_candidate(self, row: str) -> Candidate:
-        """Return the candidate of a row with its own score: the admissible score with the highest mean AUROC.
+        """Return the candidate of a row with its own score, the admissible one with the highest mean AUROC.
 
-        Of equal scores the first counts. A row without an admissible score has its first score as its own.
+        A score is admissible for a row if both together do no harm compared with the single model with MSP. Of equal
+        scores the first counts. A row without an admissible score has its first score as its own.
         """
         candidates = self.evidence.rows[row]
         admissible = [candidate for candidate in candidates if not self._harm_done_by(candidate)]
@@ -268,11 +297,18 @@ class Decision:
 
     @cached_property
     def chosen(self) -> Candidate:
-        """The candidate that is taken: the first for which no dearer one is clearly better."""
+        """The candidate that is taken: the cheapest admissible one for which no dearer one is clearly better.
+
+        There is always one: nothing is dearer than the last, and the single model is admissible.
+        """
         return next(candidate for candidate in self.admissible if self._better_and_dearer(candidate) is None)
 
     def _better_and_dearer(self, candidate: Candidate) -> Candidate | None:
-        """Return the first dearer admissible candidate that is better by more than the margin, significantly."""
+        """Return the cheapest dearer candidate that is significantly better by more than the margin; None without one.
+
+        Only admissible candidates are looked at. Without an OOD set with a vote (``telling``) none is better.
+        """
+        # They are sorted by cost, so all that are dearer, or cost the same and come later, stand behind this one.
         place = self.admissible.index(candidate)
         for other in self.admissible[place + 1 :]:
             if self.telling and self._gain(other, candidate).exceeds(AUROC_MARGIN):
@@ -285,13 +321,13 @@ class Decision:
         It can if two conditions hold. On no set with a vote is its AUROC lower by more than the margin, or
         significantly lower. And its mean AUROC over these sets is significantly higher.
         """
-        reference = self.evidence.reference
+        reference = self.evidence.reference  # the single model with MSP
         if candidate is reference:
             return ""
-        if not self.telling:
+        if not self.telling:  # no set has a vote
             return "no OOD validation set tells anything"
 
-        # On no set alone may it be worse. difference() takes the mean over several sets, here over one.
+        # On no set alone may it be worse: difference() takes the mean over the sets of a tuple, here over one.
         for name in self.telling:
             gain = self.evidence.difference(candidate, reference, (name,), self._reading)
             if gain.value < -AUROC_MARGIN - _ROUNDING or gain.high < 0:
@@ -304,7 +340,11 @@ class Decision:
         return ""
 
     def _why_not_eligible(self, candidate: Candidate) -> str:
-        """Return the reason why the row of a candidate may not be taken, whatever its score; empty if it may."""
+        """Return the reason why the row of a candidate may not be taken, whatever its score; empty if it may.
+
+        The single model may always be taken. Another row may if accuracy and NLL keep to their limits, and if a single
+        file can hold it. A limit comes first if both reasons hold.
+        """
         if candidate.row == SINGLE:
             return ""
         beyond_limit = self._beyond_limit(candidate)
@@ -313,7 +353,10 @@ class Decision:
         return beyond_limit
 
     def _beyond_limit(self, candidate: Candidate) -> str:
-        """Return how the row of a candidate is beyond a limit of accuracy or NLL; empty if it keeps to both."""
+        """Return the text that says how accuracy or NLL of a row is too much worse than that of the single model.
+
+        Too much is significantly, and by more than the limit. Empty if neither is; if both are, it is about accuracy.
+        """
         for metric, loss in self._losses(candidate).items():
             limit = self.limits[metric]
             if loss.exceeds(limit):
@@ -327,9 +370,13 @@ class Decision:
     # --- what is said of it -------------------------------------------------------------------------------------------
 
     def doubtful_losses(self, row: str) -> dict[str, Difference]:
-        """Return by metric the losses of a row that are above their limit and may be none, as its sample is small."""
+        """Return, by metric, the losses of accuracy and NLL of a row that are above their limit but not significant.
+
+        A loss is how much worse the row is than the single model. Empty without such losses.
+        """
         doubtful = {}
-        for metric, loss in self._losses(self.evidence.rows[row][0]).items():
+        first_candidate = self.evidence.rows[row][0]  # accuracy and NLL do not depend on the score
+        for metric, loss in self._losses(first_candidate).items():
             limit = self.limits[metric]
             if loss.value > limit + _ROUNDING and not loss.exceeds(limit):
                 doubtful[metric] = loss
@@ -337,9 +384,10 @@ class Decision:
 
     @property
     def rivals(self) -> list[Candidate]:
-        """The single model's admissible candidates, without MSP, that may be as good as its best one.
+        """The OOD scores of the single model, without MSP, that may be as good as its best score.
 
-        A score may be if the interval of its difference to the best one reaches 0.
+        A score may be if it is admissible and the interval of its difference to the best one reaches 0; so the best
+        score is among them. Each is a candidate: the single model with that score. Empty if none is admissible.
         """
         best = self.own_candidate(SINGLE)
         rivals = []
@@ -358,8 +406,10 @@ class Decision:
         """
         reasons = {}
         for row, (first, *_) in self.evidence.rows.items():
-            candidate = self.evidence.under(row, self.common_score)
+            # A limit of accuracy or NLL comes first; they are the same for all candidates of a row.
             reason = self._beyond_limit(first)
+            # Then harm under the score that all rows are compared under; None if the row does not have that score.
+            candidate = self.evidence.under(row, self.common_score)
             if not reason and candidate is not None and candidate.eligible:
                 reason = self._harm_done_by(candidate)
             if reason and row != SINGLE:
@@ -386,7 +436,8 @@ class Decision:
         if limit:
             return limit
 
-        # The row is admissible, like the chosen one. A cheaper one is passed over only for a dearer one that is better.
+        # The candidate is admissible, like the chosen one. One that is cheaper (earlier in the list) is passed over
+        # only for a dearer one that is better. One that is not cheaper is not better by enough.
         if self.admissible.index(candidate) < self.admissible.index(chosen):
             better = self._better_and_dearer(candidate)
             assert better is not None
@@ -396,12 +447,18 @@ class Decision:
 
     @cached_property
     def stability(self) -> StabilityRecord:
-        """How often rounds of the bootstrap lead to the same row and score as the data, and what others would cost."""
+        """How often resamples of the validation data lead to the same row, and to the same score, as a share of 1.
+
+        ``difference`` is the mean AUROC of what they choose instead minus that of the choice, both on the data, as the
+        mean over the resamples that choose otherwise; None if none does, or if no set has a vote.
+        """
         same_row = 0
         same_score = 0
         differences = []
         rounds = len(self.chosen.inside.rounds[ACCURACY])
-        for reading in range(1, rounds + 1):  # reading 0 is the data themselves, which the choice was made on
+
+        # Repeat the whole decision on each resample. Reading 0 is the data themselves, which the choice was made on.
+        for reading in range(1, rounds + 1):
             other = Decision(self.evidence, self.limits[ACCURACY], reading).chosen
             same_row += other.row == self.chosen.row
             same_score += other.score == self.chosen.score

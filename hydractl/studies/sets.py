@@ -103,7 +103,12 @@ class StudySets:
 
     @property
     def halves(self) -> list[int]:
-        """The number of samples in half of each set that rows are chosen by, ID first: with what is made of ``val``."""
+        """The number of samples in half of each set that rows are chosen by, the ID set first.
+
+        An OOD set that is made of ``val`` has as many samples as ``val``, e.g. [500, 300, 500] with ``val`` of 1000
+        samples, an OOD file of 600, and one set that is made.
+        """
+        # The sets of the choice are val and the OOD validation sets. Those that were not opened are made of val.
         made_of_val = [self.val] * (1 + len(self.request.choosing_sets()) - len(self.choosing))
         return [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
 
@@ -130,7 +135,10 @@ MADE_TEXTS = (
 
 
 def _set_aside(source: Source) -> str | None:
-    """Return a sentence on what ``calibrate`` chose for the studied model, which the study does not use; or None."""
+    """Return a sentence on what ``calibrate`` has stored in the studied model, which the study does not use.
+
+    None if it has stored nothing: no calibration, OOD score, threshold or prediction sets.
+    """
     stored = source.description.extra
     names_by_key = {
         "calibration": "a calibration",
@@ -149,7 +157,9 @@ def _set_aside(source: Source) -> str | None:
 
 
 def study_sets(request: StudyRequest, source: Source) -> StudySets:
-    """Open all data of a study, compare them with each other, and remove repeated samples.
+    """Return the opened data of a study, checked against each other and without repeated samples.
+
+    Training and validation sets may hold no test sample. The result has warnings for what is odd and may pass.
 
     Args:
         request: what is asked of the study.
@@ -160,6 +170,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         UsageError: a SPEC or a setting is wrong.
     """
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
+    # The order matters: comparisons need the opened sets, and the last step changes the request.
     sets = _open_sets(request, source)
     _check_apart(sets, source)
     overlaps = _overlaps(sets)
@@ -167,7 +178,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     request = sets.request
     sets.fit = _samples_to_fit_to(sets)
 
-    # Collect warnings: what the study does not use of the model, and data that are odd.
+    # Collect warnings: what the study does not use of the model, and data that are odd. Some are None for nothing odd.
     warnings = [_set_aside(source), *sets.warnings, *overlaps.warnings]
     older = incomparable(source.description.seen)
     if older is not None:
@@ -178,6 +189,8 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
         warnings += sample_warnings(given_set.dataset)
     for given_set in sets.choosing:
         warnings.append(trained_on_warning(source.name, source.description.seen, given_set))
+
+    # Check that there is memory for scores of all layers, in the row with the most members.
     sets.layers_fit = not layers_may_not_fit([named_by_data(source, request.val, None)] * _MOST_MEMBERS)
     if sets.fit is not None and not sets.layers_fit:
         warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
@@ -186,12 +199,14 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
 
 
 def _open_sets(request: StudyRequest, source: Source) -> StudySets:
-    """Open every data set that the request names, the test sets with ``--limit``, and read all their samples.
+    """Return every data set that the request names, opened, with a warning for each that has unreadable samples.
+
+    All samples are read. What cannot be read is left out:
+
+    * of training and validation sets by their SPEC, so that every later step leaves it out, too;
+    * of test sets (which ``--limit`` may shorten) by each command that reads them.
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
-
-    Returns:
-        The sets, with a warning for each set of which samples cannot be read.
 
     Raises:
         InputError: there are such samples, and ``--on-bad`` is ``error``; it names them.
@@ -201,25 +216,25 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     labels = named_source.description.labels or []
     seed = request.seed
     limit = request.limit
-    unreadable = []
+    unreadable = []  # a sentence for each set with such samples; opened() appends to it
 
     def opened(spec: DataSpec, **how: Any) -> Dataset:
-        """Return a set whose samples were read, and take down which of them cannot be."""
+        """Return an opened set whose samples were all read; add a sentence to ``unreadable`` if some cannot be."""
         dataset = open_data(spec, reads=reads, seed=seed, on_bad="skip", **how)
-        dataset.sample_fingerprints()
+        dataset.sample_fingerprints()  # reads every sample; only then is "skipped" known
         if dataset.skipped:
             unreadable.append(_sentence_on_unreadable(spec.option, dataset))
         return dataset
 
     def readable(spec: DataSpec, **how: Any) -> tuple[DataSpec, Dataset]:
-        """Return a training or validation set without the samples that cannot be read."""
+        """Return a training or validation set without the samples that cannot be read, and its SPEC, changed alike."""
         dataset = opened(spec, **how)
         if not dataset.skipped:
             return spec, dataset
         spec = _without(spec, dataset.skipped)
         return spec, open_data(spec, reads=reads, seed=seed, **how)
 
-    # Open the ID sets.
+    # Open the ID sets: validation and test data, and training data if there are any.
     made_of_val = (AUTO, request.made_of_val.text)
     val_spec, val = readable(request.val, labels=labels, need_labels=True)
     test = opened(request.test, labels=labels, limit=limit)
@@ -235,7 +250,8 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
         train_spec, train = readable(train_spec, **how)
         sets.train = GivenSet("--train", train)
 
-    # Open the OOD validation sets, except those that are made from the validation data.
+    # Open the OOD validation sets, except those that are made from the validation data. Of several, each is named by
+    # its own option in messages; one alone is "--ood-val".
     ood_val = []
     given_ood_val = [ood_set for ood_set in request.ood_val if ood_set.spec.text not in made_of_val]
     for ood_set in request.ood_val:
@@ -251,6 +267,8 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     for ood_set in request.ood:
         dataset = opened(ood_set.spec, ignore_labels=True, limit=limit)
         sets.ood.append(GivenSet(ood_set.spec.option, dataset))
+
+    # Raise for all unreadable samples together, or go on with warnings. Without any, nothing is raised.
     if request.on_bad == "error":
         Findings(problems=unreadable).refuse("--on-bad skip leaves such samples out")
     sets.warnings = unreadable
@@ -268,7 +286,9 @@ def _sentence_on_unreadable(option: str, dataset: Dataset) -> str:
 
 
 def _check_apart(sets: StudySets, source: Source) -> None:
-    """Refuse test samples that are also training or validation samples of this study, or that the model has seen.
+    """Raise if test samples are also training or validation samples of this study, or have been seen by the model.
+
+    Figures on such samples would be too good.
 
     Args:
         sets: the data sets of the study.
@@ -278,24 +298,25 @@ def _check_apart(sets: StudySets, source: Source) -> None:
         InputError: there are such samples. It has a line for each pair of sets that share samples, and for each test
             set of which the model has seen samples.
     """
-    # Test samples that the study itself trains on or chooses by.
+    # Test samples that the study itself trains on or chooses by: a list of problems, one for each pair of sets.
     findings = compare_fitted(sets.fitted, sets.tested)
 
-    # Test samples that the model has seen before this study, e.g. in its training.
+    # Test samples that the model has seen before this study, e.g. in its training: one more problem for each test set.
     seen_by_model = source.description.seen
     for test_set in sets.tested:
         dataset = test_set.dataset
-        count = int(marked(seen_by_model, dataset).sum())
+        is_seen = marked(seen_by_model, dataset)  # a bool for each sample, [N]
+        count = int(is_seen.sum())
         if count:
             findings.problems.append(
                 f"{count} of {len(dataset)} samples of {test_set.option} have been seen by {source.name} "
                 f"({who_saw(seen_by_model, dataset)})"
             )
-    findings.refuse(_APART)
+    findings.refuse(_APART)  # raises if there are problems
 
 
 def _overlaps(sets: StudySets) -> Findings:
-    """Compare the pairs of sets that may share a few samples; return warnings about shared samples.
+    """Return a warning for each pair of sets that share a few samples, where that may be.
 
     These are pairs of validation sets, pairs of test sets, and training data with OOD validation sets. Training data
     with ID validation data are not compared here, because their common samples are left out later.
@@ -320,7 +341,11 @@ def _overlaps(sets: StudySets) -> Findings:
 
 
 def _leave_out_repeats(sets: StudySets) -> None:
-    """Leave samples that would be in both halves out of the validation data, and training samples out of ``--val``.
+    """Leave out repeated validation samples: those of both halves, and of ``--val`` those of the training data, too.
+
+    Validation data are divided into two halves: one for the search of heads, and one to choose models by. The samples
+    are left out of the SPECs in ``sets.request``, so that every step of the study leaves them out; ``sets.notes`` gets
+    sentences on them.
 
     Raises:
         InputError: more than half of ``--val`` are training samples, a half becomes empty, or temperatures cannot be
@@ -328,7 +353,7 @@ def _leave_out_repeats(sets: StudySets) -> None:
     """
     val = sets.val
 
-    # Samples of the training data.
+    # Samples of --val that are training samples, too: their digests, and an error if they are more than half of it.
     training_digests: set[str] = set()
     if sets.train is not None:
         shared = shared_samples(val, sets.train)
@@ -338,19 +363,20 @@ def _leave_out_repeats(sets: StudySets) -> None:
             training_digests.update(sets.train.dataset.sample_fingerprints())
             sets.notes.append(f"{shared}, and left out of --val")
 
-    # Samples that are in both halves.
+    # The indices in --val of samples that are in both halves.
     left_out = _indices_repeated_across_halves(val.dataset)
     if left_out:
         sets.notes.append(
             f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
         )
 
+    # The indices of the training samples are left out with them. What remains must be enough.
     digests = val.dataset.sample_fingerprints()
     left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
     _check_halves(val, left_out)
     _check_labels_to_fit(val, left_out)
 
-    # The same in the OOD validation sets, but for those that are made from --val.
+    # Samples in both halves of an OOD validation set. A set that is made from --val was not opened, and stays as it is.
     ood_val = []
     for ood_set in sets.request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
@@ -363,21 +389,22 @@ def _leave_out_repeats(sets: StudySets) -> None:
 
 
 def _without(spec: DataSpec, indices: Iterable[int]) -> DataSpec:
-    """Return a data set without the samples at some indices."""
+    """Return the SPEC of a data set, changed so that the samples at these indices are left out."""
     return DataSpec.of_option(spec.option, without_places(spec.text, indices), spec.held)
 
 
 def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:
-    """Return the indices of samples that also occur earlier, in the other half.
+    """Return the indices of samples that also occur earlier, in the other half; empty without any.
 
     Samples with an even index are one half, those with an odd index the other. The half of the first occurrence keeps
-    the sample.
+    the sample: of the samples a, b, c, a (indices 0 to 3) the last one is repeated, of a, b, a none is.
     """
     half_that_keeps: dict[str, int] = {}  # by the digest of the sample
     repeated = set()
     for index, digest in enumerate(dataset.sample_fingerprints()):
         half = index % HALVES
-        if half != half_that_keeps.setdefault(digest, half):
+        keeper = half_that_keeps.setdefault(digest, half)  # this half if the digest is new, else that of its first
+        if half != keeper:
             repeated.add(index)
     return repeated
 
@@ -398,7 +425,7 @@ def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
 
 
 def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
-    """Check before anything runs that temperatures can be fitted to the second half of ``--val``.
+    """Check before anything runs that temperatures can be fitted to the second half of ``--val``, if it has labels.
 
     Raises:
         InputError: it has too few samples, or all are of one class.
@@ -406,6 +433,7 @@ def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
     labels = val.dataset.labels
     if labels is None:
         return
+    # The second half are the samples with odd indices, without those that are left out.
     rows = [index for index in range(1, len(labels), HALVES) if index not in left_out]
     check_enough_to_fit(labels[rows], f"the second half of {val.option}")
 
@@ -426,15 +454,18 @@ def _samples_to_fit_to(sets: StudySets) -> FitSamples | None:
     request = sets.request
     if not request.fit_samples:
         return None
+
+    # The samples: half of the validation data, or every n-th training sample.
     if sets.train is None or request.train is None:
         spec = request.val.with_setting("part=1/2")
     else:
-        # Take every n-th training sample, with the smallest n that gives at most --fit-samples.
+        # The smallest n that gives at most --fit-samples: of 10,000 samples and 4,000 to fit, n = ceil(2.5) = 3.
         spec = request.train
         every_nth = math.ceil(len(sets.train.dataset) / request.fit_samples)
         if every_nth > 1:
             spec = spec.with_setting(f"part=1/{every_nth}")
 
+    # A covariance within classes needs at least two samples of one class.
     dataset = open_data(spec, ignore_labels=True, limit=request.limit, seed=request.seed)
     largest_class = len(dataset)
     if dataset.labels is not None:

@@ -99,36 +99,46 @@ class Tested(Chosen):
         return self.ladder[self._final_index]
 
     def _facts(self, threshold: MeasuredThreshold | None) -> Facts:
-        """Return the comparisons that the verdict is based on; the threshold is that of ``best.st``."""
+        """Return the comparisons on the test data that the verdict is based on.
+
+        A rung is a row (a model of the study) with an OOD score. The rung to use is compared with the single model,
+        which is the studied model without an ensemble, under each OOD score of the latter.
+
+        Args:
+            threshold: the threshold that ``best.st`` holds, as measured; None without one.
+        """
         used = self.used
         request = self.plan.request
         is_single = used.row == SINGLE
         figures = self._on_resamples(used)
 
-        # Compare the rung to use with the single model under each of its scores ("free": they cost no further
-        # computation).
+        # Compare the rung to use with the single model under each of its scores. "hardest" is that of the scores fixed
+        # before the test which the rung beats least; "unbeaten" is one of the others that it does not beat for certain.
         aurocs_of_used = self._aurocs(used.row, [used.score])[used.score]
         aurocs_of_single = self._aurocs(SINGLE, self._single.scores)
         against = self._against_single(aurocs_of_used, aurocs_of_single)
 
-        # Compare it with its hardest rival in every metric and on every set.
+        # Compare it with the single model under that hardest score: in every metric, and on every test set.
         against_hardest: Findings = {}
         by_test_set: Findings = {}
         if against.hardest is not None:
             against_hardest = self._differences(used, Rung(SINGLE, against.hardest))
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
 
-        # The same with the best of the other scores, where the rung does not beat that one for certain.
+        # Compare it in every metric with the single model under the unbeaten score. There is none if the rung is
+        # significantly better than all of these scores.
         against_unbeaten: Findings = {}
         if against.unbeaten is not None and not is_single:
             against_unbeaten = self._differences(used, Rung(SINGLE, against.unbeaten))
 
-        # What an operator notices of it: how many false alarms there are.
+        # False alarms: mean FPR95 of the single model with MSP, of the hardest rival (in the middle, and only if the
+        # rung is another row), and of the rung to use.
         alarming = [self._baseline, figures]
         if against.hardest is not None and not is_single:
             alarming.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
 
-        # If the choice was the single model, explain why no other row was taken.
+        # If the choice was the single model, explain why no other row was taken. "telling" are the OOD validation sets
+        # by which a choice can be made; without any, there was no choice to explain.
         has_vote = bool(self.choice.telling)
         reasons_for_single: list[str] = []
         if self.taken.row == SINGLE and has_vote:
@@ -159,20 +169,27 @@ class Tested(Chosen):
 
     @property
     def _next_best(self) -> Candidate | None:
-        """What is admissible beside the choice and the rung to use, the best on validation data.
+        """The row with the highest mean AUROC on the validation data, beside the chosen row and the row to use.
 
-        None if there is nothing else: always where no OOD validation set has a vote.
+        Only admissible rows count: those that do no harm compared with the single model. They are sorted by cost, so of
+        equal rows it is the cheapest. None if there is no other: always where no OOD validation set has a vote.
         """
         others = [other for other in self.choice.admissible if other.row not in (self.taken.row, self.used.row)]
-        return max(others, key=self.choice.mean_auroc, default=None)  # of equals the cheapest
+        return max(others, key=self.choice.mean_auroc, default=None)
 
     @property
     def _highest(self) -> Candidate | None:
-        """The row with the highest mean AUROC on the test data under the common score; None for the one to use."""
+        """The row with the highest mean OOD AUROC on the test data, all rows under the single model's score.
+
+        None if no other row is higher than the row to use.
+        """
+        # A candidate is a row with a score; None for a row that does not have this score.
         evidence = self.choice.evidence
         candidates = [evidence.under(row, self.common_score) for row in self.tested if row != self.used.row]
         known = [candidate for candidate in candidates if candidate is not None]
         highest = max(known, key=self._tested_auroc, default=None)
+
+        # The row to use counts with the score that it is used with.
         if highest is None or self._tested_auroc(highest) <= self._tested_auroc(self.used):
             return None
         return highest
@@ -215,14 +232,14 @@ class Tested(Chosen):
         return judge_all(paired, self._samples_by_metric, same_row=rung.row == other.row)
 
     def _against_single(self, aurocs_of_used: Resampled, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
-        """Compare the mean AUROC of the rung to use with that of the single model under each of its scores.
+        """Return the mean AUROC of the rung to use (a row with a score) minus that of the single model, by score.
+
+        The differences are in two groups: ``rivals`` for scores of the single model that were fixed before the test,
+        and ``others`` for all its other scores.
 
         Args:
-            aurocs_of_used: its AUROC against each test set.
-            aurocs_of_single: by score, the AUROC of the single model against each test set.
-
-        Returns:
-            The differences (rung minus single model) in two groups: scores that were fixed before, and all others.
+            aurocs_of_used: the AUROC of the rung against each OOD test set.
+            aurocs_of_single: by score, the AUROC of the single model against each OOD test set.
         """
         mean_of_used = mean_over_sets(aurocs_of_used, AUROC)
         fixed_beforehand = self.rivals_of(self.used)
@@ -251,16 +268,22 @@ class Tested(Chosen):
     # --- reasons and doubts -------------------------------------------------------------------------------------------
 
     def _sentences_of_doubt(self) -> list[str]:
-        """Return the sentences on what makes the verdict less certain."""
+        """Return sentences on what makes the verdict less certain; empty if nothing does."""
         row = self.used.row
         sentences = []
+
+        # OOD validation sets that no score separates from ID data ("blind"), where somebody gave such sets.
         if self.plan.request.has_ood_val:
             has_circuits = any(step.command.verb == "extract-circuit" for step in self.plan.steps)
             first_set = self.choice.evidence.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
             sentences += doubts.of_blind_sets(self.choice.telling, self.choice.blind, searched)
+
+        # OOD test samples that are made of the ID test data.
         if not self.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
+
+        # Accuracy or NLL of the row that is beyond its limit, though not significantly.
         losses = self.choice.doubtful_losses(row)
         sentences += doubts.of_limits(row, losses, self.choice.limits)
         if self.uncalibrated.inside.labels is not None:
@@ -268,28 +291,43 @@ class Tested(Chosen):
         return sentences
 
     def _doubts_of_labelled(self, row: str) -> list[str]:
-        """Return the doubts about the row to use that need labels of the test data: accuracy, and temperature."""
+        """Return sentences on the doubts that need labels of the test data; empty if there are none.
+
+        They say where accuracy differs between validation and test data, and where the temperature of the row to use
+        makes the NLL of the test data worse.
+        """
         request = self.plan.request
+
+        # Accuracy of the single model: its correct predictions on the validation data and on the test data.
         right = self.rows[SINGLE].inside.correct
         test_right = self.uncalibrated.inside.correct
         sentences = doubts.of_accuracies(int(right.sum()), len(right), int(test_right.sum()), len(test_right))
 
-        # The row with its temperature and without, on the validation data and on the test data.
+        # Temperature of the row to use. "gain" is how many nats of log-likelihood of all validation samples it brings.
         validated, tested = self.rows[row], self.tested[row]
         log_probs = validated.inside.label_log_probs
         log_probs_before = measure_row(validated.source, None).inside.label_log_probs
         assert log_probs is not None and log_probs_before is not None  # --val has labels
         gain = float(log_probs.sum() - log_probs_before.sum())
+
+        # Its NLL on the test data, with the temperature and without.
         calibrated = tested.accuracy_and_nll(request.bootstrap, request.seed)
         raw = measure_row(tested.source, None).accuracy_and_nll(request.bootstrap, request.seed)
         return sentences + doubts.of_temperature(validated.temperature, gain, calibrated, raw)
 
     def _why_no_other_row(self) -> list[str]:
-        """Return a sentence on why the best other row was not taken; empty without another row that has the score."""
+        """Return one sentence on why the best model other than the single one was not taken.
+
+        All models are compared under one OOD score, that of the single model. Empty if no other model has this score.
+        """
         choice = self.choice
-        # The best of them, under the single model's score.
-        under_common = [choice.evidence.under(name, self.common_score) for name in self.rows if name != SINGLE]
-        best = max((other for other in under_common if other is not None), key=choice.mean_auroc, default=None)
+
+        # The other models (rows) with this score; a candidate is a row with a score, None if the row does not have it.
+        candidates = [choice.evidence.under(name, self.common_score) for name in self.rows if name != SINGLE]
+        others = [candidate for candidate in candidates if candidate is not None]
+
+        # The best of them by the mean AUROC on the OOD validation sets.
+        best = max(others, key=choice.mean_auroc, default=None)
         if best is None:
             return []
         auroc = number(choice.mean_auroc(best))
@@ -301,12 +339,17 @@ class Tested(Chosen):
         ]
 
     def _doubts_of_threshold(self, threshold: MeasuredThreshold | None) -> list[str]:
-        """Return the doubts about the threshold that ``best.st`` holds for the row and the score to use."""
-        scores = self.rows[self.used.row].inside.scores[self.used.score]
+        """Return a sentence if the threshold of ``best.st`` flags too many ID test samples; empty if not.
+
+        Empty, too, if there is no threshold, or if nothing was measured of it.
+        """
+        scores = self.rows[self.used.row].inside.scores[self.used.score]  # of the ID validation samples, [N]
         if threshold is None or threshold.value is None or threshold.id_flagged is None or scores is None:
             return []
+        # The share of test samples that were flagged, as a number of samples: 0.05 of 200 are 10.
         n = len(self._single.inside)
         flagged = round(threshold.id_flagged * n)
+        # The same on the validation samples, by which the threshold was chosen. A high score means OOD.
         chosen_flagged = int((scores >= threshold.value).sum())
         promised = float(self.plan.request.threshold.number)
         return doubts.of_threshold(promised, flagged, n, chosen_flagged, len(scores))
@@ -335,6 +378,7 @@ class Tested(Chosen):
             threshold: the threshold of ``best.st``, as measured; None without one.
             warnings: sentences on what is odd about the data.
         """
+        # What to use: the final rung (row with a score) of the ladder, and the threshold of ``best.st``.
         used = self.used
         row = self.tested[used.row]
         use = UseRecord(
@@ -347,6 +391,8 @@ class Tested(Chosen):
             bytes=(self.plan.folder / "best.st").stat().st_size,
             stepped_down=self._final_index > 0,
         )
+
+        # What was chosen on validation data. "telling" and "blind" are the OOD validation sets with and without a vote.
         facts = self._facts(threshold)
         choice = ChoiceRecord(
             row=self.taken.row,
@@ -357,6 +403,8 @@ class Tested(Chosen):
             n=len(self.rows[SINGLE].inside),
             stability=self.choice.stability,
         )
+
+        # The rungs, each with its differences to the next one; the last rung has none.
         ladder = []
         for rung, differences in zip(self.ladder, [*self._differences_to_next, {}], strict=True):
             ladder.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values())))
@@ -399,12 +447,15 @@ class Tested(Chosen):
         """
         validated = self.rows[row.name]
         measured = self.tested[row.name]
+
+        # On validation data: accuracy, NLL, mean mutual information, and by score the AUROC against each OOD set.
         own = self.choice.own_candidate(row.name)
         score = self.score_of(row.name)
         candidates = self.choice.evidence.rows[row.name]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
         mean_mi = float(validated.inside.mi.mean())
 
+        # On test data, under the score of the single model.
         common = None
         if self.common_score in measured.scores:
             common = DetectedRecord(ood_score=self.common_score, **dict(measured.metrics(self.common_score)))
@@ -450,7 +501,10 @@ def _finding(difference: Mapping[str, Any], samples: int) -> Finding:
 
 
 def _kept_learning_rates(row: Row) -> list[float] | None:
-    """Return the learning rate that each training of a row kept, in their order; None for a row without any."""
+    """Return the learning rate that each training of a row kept, in the order of its trainings.
+
+    They stand in the headers of the files that were written. None for a row that was not trained.
+    """
     rates = []
     for model in row.trained:
         header = read_header(model)

@@ -61,15 +61,19 @@ class Rung:
 
 
 def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
-    """Return the choice, the single model with its own score, and the single model with MSP, without repetition."""
+    """Return the rungs (a row with an OOD score each) that test data may lead to, one after the other.
+
+    They are the choice, the single model with its own score, and the single model with MSP. If two are the same, there
+    is one rung for both.
+    """
     return list(dict.fromkeys([chosen, own_rung, reference]))
 
 
 def end_of(steps: Sequence[Finding]) -> int:
-    """Return the index of the rung where the verdict ends.
+    """Return the index of the rung (a row with an OOD score) where the verdict ends, 0 for the choice.
 
     A rung is kept if it is better than the next one, or if the data cannot tell. Otherwise (no difference, or worse)
-    the next rung is looked at.
+    the next rung is looked at. The last rung has no next one, so it is kept when it is reached.
 
     Args:
         steps: the difference of each rung, except the last, to the next one.
@@ -94,7 +98,11 @@ class AgainstSingle:
 
     @property
     def hardest(self) -> str | None:
-        """The rival score with the lowest lower end of its interval, the first of equals; None without rivals."""
+        """The score, of those fixed beforehand, that the rung beats least or not at all; None without any.
+
+        That is the one whose interval of the difference (rung minus single model) has the lowest lower end; of equal
+        ones the first.
+        """
         return min(self.rivals, key=lambda score: self.rivals[score].ci[0], default=None)
 
     @property
@@ -108,8 +116,13 @@ class AgainstSingle:
 
 
 def ahead(findings: Findings) -> Findings:
-    """Return those differences to free scores that are significantly below 0, by score, the largest lead first."""
+    """Return the scores of the single model that are significantly better than the rung, by how much the most first.
+
+    The values are the differences, rung minus single model with this score: their whole interval lies below 0. Empty
+    without such scores.
+    """
     leads = {score: finding for score, finding in findings.items() if finding.ci[1] < 0}
+    # The most negative difference is the largest lead.
     return dict(sorted(leads.items(), key=lambda lead: lead[1].value))
 
 
@@ -169,9 +182,12 @@ class Facts:
 
     @property
     def other_row_may_pay(self) -> bool:
-        """Whether other samples often choose otherwise, or another row is better on the test data."""
+        """Whether resampled validation data often choose otherwise, or another row has a better AUROC on test data.
+
+        The other rows are the next best on validation data and the highest on test data; None where there is none.
+        """
         for other in (self.next_best, self.highest):
-            better = set()
+            better = set()  # the metrics in which it is significantly better than the final rung
             if other is not None:
                 better = {finding.metric for finding in other.against_used if finding.kind in GAINS}
             if AUROC in better:
@@ -180,15 +196,17 @@ class Facts:
 
     @property
     def free_alternative(self) -> str | None:
-        """The score with which the single model is as good as the final rung or better, and that is no rung itself.
+        """The score with which the single model is as good as the final rung (what to use) or better; None without one.
 
-        It was fixed before the test. For the single model itself, a score that is only as good is no alternative. None
-        without such a score.
+        It costs no further computation ("free"). Only scores that were fixed before the test count, and only if an OOD
+        validation set had a vote.
         """
         if not self.has_vote:
             return None
+        # The single model with another score must be better: one that is only as good is no alternative.
         if self.rung.row == SINGLE:
             return next(iter(ahead(self.against.rivals)), None)
+        # Against another row, as good is enough, as the single model costs less.
         hardest = self.against.hardest
         if hardest is not None and self.against.rivals[hardest].kind in (NO_DIFFERENCE, *LOSSES):
             return hardest
@@ -196,31 +214,43 @@ class Facts:
 
 
 def answer_of(facts: Facts) -> str:
-    """Return the answer, one of those above."""
+    """Return the answer of a study in two or three words, e.g. ``helps``, by the rung where its verdict ends.
+
+    ======================  =========================================================
+    no set has a vote       ``cannot choose``
+    another row             see :func:`_answer_of_ensemble`
+    single model with MSP   ``nothing helps``
+    single, another score   ``score helps`` if it is better than MSP, else ``score unclear``
+    ======================  =========================================================
+    """
     if not facts.has_vote:
         return BLIND
     if facts.rung.row != SINGLE:
         return _answer_of_ensemble(facts)
-    # The single model: decided by its score against MSP.
     if facts.rung.score == REFERENCE:
         return NOTHING_HELPS
+    # The next rung is the single model with MSP, so this is the difference to it.
     against_msp = facts.differences_to_next[facts.final_index][AUROC]
     return SCORE_HELPS if against_msp.kind in GAINS else SCORE_UNCLEAR
 
 
 def _answer_of_ensemble(facts: Facts) -> str:
-    """Return the answer of a study that ends with another row than the single model.
+    """Return the answer of a study that ends with another row than the single model, e.g. an ensemble.
 
-    It is decided by the difference of mean AUROC to the hardest score of the single model. A gain that costs accuracy
-    is a trade. It is a gain only where every free score is significantly below it.
+    It is decided by the difference of mean AUROC to the single model with its OOD scores. These are free: they cost no
+    further computation. The first case that holds decides:
+
+    * any free score is better: a free score is better;
+    * the hardest of those fixed before the test is as good: a free score is as good;
+    * it cannot be told of that one, or of any other score: cannot tell;
+    * else the row is better than all: trades if its accuracy is worse, helps, or helps slightly.
     """
-    # A free score is any OOD score of the single model. If one that was not fixed beforehand did better, that decides,
-    # whatever the fixed ones did.
+    # Scores that were not fixed beforehand, "others", decide first, whatever the fixed ones did.
     against = facts.against
     if ahead(against.others):
         return FREE_SCORE_BETTER
 
-    # The hardest of the scores that were fixed beforehand.
+    # The score, of those fixed beforehand, that the row beats least.
     assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
     kind = against.rivals[against.hardest].kind
     if kind in LOSSES:
@@ -230,7 +260,7 @@ def _answer_of_ensemble(facts: Facts) -> str:
     if kind == CANNOT_TELL or against.unbeaten is not None:
         return UNCLEAR
 
-    # It detects OOD samples better than the single model.
+    # It detects OOD samples better than the single model under every score. That may cost accuracy.
     accuracy = facts.against_hardest.get(ACCURACY)
     if accuracy is not None and accuracy.kind in LOSSES:
         return TRADES
@@ -240,8 +270,17 @@ def _answer_of_ensemble(facts: Facts) -> str:
 
 
 def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
-    """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts."""
+    """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts.
+
+    Sentences that do not apply are empty, and dropped at the end.
+
+    Args:
+        facts: the comparisons on the test data.
+        use: the model to use, as it is written to ``best.st``.
+    """
     answer = answer_of(facts)
+
+    # Scores fixed before the test that did better. Of another row the first sentence says so already.
     rivals_ahead = ""
     if facts.rung.row == SINGLE:
         compared = "A free score that was compared from the beginning"
@@ -332,7 +371,7 @@ def _detection(differences: Findings) -> str:
 
 
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
-    """Return a sentence for each rung of the ladder that was left because it is no better than the next one.
+    """Return a sentence for each rung that was left because it is no better than the next one; empty if none was.
 
     A rung is a row with an OOD score; the first one is the choice on validation data. The verdict steps down from it to
     cheaper rungs, and ends on the final rung.
@@ -347,7 +386,7 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
             upper = f"T{upper[1:]}"
         lower = name_of(facts.ladder[index + 1])
         where = "there"
-        if index == 0:
+        if index == 0:  # the first sentence says where the rung comes from and what it was measured on
             upper += ", chosen on validation data," if facts.has_vote else ", taken blind,"
             where = "on the test data"
         sentences.append(f"{upper} is {how_much} {where} than {lower}: {difference}.")
@@ -364,7 +403,10 @@ def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
 
 
 def _blind_sentence(facts: Facts) -> str:
-    """Return the sentence that states the answer of a study that had no OOD samples to choose by."""
+    """Return the sentence that states the answer of a study in which no OOD validation set had a vote.
+
+    The single model is used with MSP, or with a sum of scores that needs no choice.
+    """
     reason, other = "the OOD validation data cannot tell which model or score is better", " other"
     if not facts.has_ood_val:
         reason, other = "no OOD validation data were given", ""
@@ -377,7 +419,11 @@ def _blind_sentence(facts: Facts) -> str:
 
 
 def _gain_of_score(facts: Facts) -> str:
-    """Return what the score of the single model brings: against the model as it is, if it is better than that, too."""
+    """Return the text that says what the OOD score of the single model brings, in false alarms or AUROC.
+
+    It is compared with the model as it is (MSP, no temperature) if it is better than that, else with MSP at the same
+    temperature.
+    """
     differences = facts.against_baseline
     if AUROC in differences and differences[AUROC].kind in GAINS:
         gain = _fewer_false_alarms(facts) or f"{_detection(differences)} against the model as it is, with MSP"
@@ -387,9 +433,10 @@ def _gain_of_score(facts: Facts) -> str:
 
 
 def _fewer_false_alarms(facts: Facts) -> str:
-    """Return in plain words by how much the model as it is raises more false alarms; empty if it may not.
+    """Return the text that says how much false alarms fall against the model as it is; empty if that is not certain.
 
-    False alarms are ID samples that are flagged where 95 % of the OOD samples are.
+    False alarms are the share of ID samples that are flagged at the threshold which flags 95 % of the OOD samples
+    (FPR95).
     """
     fpr95 = facts.against_baseline.get(FPR95)
     if not facts.false_alarms or fpr95 is None or fpr95.kind not in GAINS:
@@ -399,7 +446,16 @@ def _fewer_false_alarms(facts: Facts) -> str:
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
-    """Return the sentences that state the answer of a study that ends with the single model."""
+    """Return the sentences that state the answer of a study that ends with the single model.
+
+    The first is about its OOD score, by the answer:
+
+    * score helps: what it gains;
+    * score unclear: that MSP may be as good;
+    * nothing helps: if MSP was chosen at once (final index 0), that no other score was better.
+
+    The second, if the study made other models, says that none is worth its cost.
+    """
     sentence = f"Use {name_of(facts.rung)}."
     if answer == SCORE_HELPS:
         sentence = f"Use {name_of(facts.rung)}: {_gain_of_score(facts)}."
@@ -410,6 +466,7 @@ def _single_sentence(facts: Facts, answer: str) -> str:
     elif facts.final_index == 0:
         sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
 
+    # About the other models: on these data, or on validation data alone where test data or resamples say otherwise.
     if not facts.has_other_rows:
         return sentence
     judged = "No other model gains enough to be worth its cost here"
@@ -421,7 +478,15 @@ def _single_sentence(facts: Facts, answer: str) -> str:
 def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
-    It gives the difference of mean AUROC to the hardest rival: the single model with one of its scores.
+    It gives the difference of mean AUROC to the single model with its hardest score: that of the scores fixed before
+    the test which the row beats least.
+
+    ===========================  =====================================================
+    helps, slightly, or trades   the row, its gain, its cost, and its false alarms
+    cannot tell                  the row or the single model
+    a free score is as good      the single model
+    a free score is better       the single model, or to try a score seen only afterwards
+    ===========================  =====================================================
     """
     against = facts.against
     assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
@@ -431,11 +496,12 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     difference = _detection(facts.against_hardest)
     cost = "" if use.mac_ratio is None else f", at {use.mac_ratio:.2f} times the mult-adds"
 
-    # The row is better.
+    # The row is better: what it gains, what it costs, and on a trade by how much its accuracy is worse.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
         hardest = f" against the hardest, {against.hardest}" if len(against.rivals) > 1 else ""
         gain = f"it detects OOD samples {kind} than {_rivals_text(against)}, {difference}{hardest}"
         pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
+        # The same in false alarms: of the model as it is, of the single model with its hardest score, and of the row.
         plainly = ""
         if facts.false_alarms:
             before, of_rival, after = map(percent, facts.false_alarms)
@@ -445,13 +511,15 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
             )
         return f"Use {name}: {gain}{cost}.{pays}{plainly}"
 
-    # The test data cannot tell, or it is no better. A free score that was seen only afterwards may be as good, too.
+    # The test data cannot tell. If the row is better than the hardest score, it is another score that it may not beat.
     if answer == UNCLEAR:
         if kind in GAINS:
             assert against.unbeaten is not None  # else the row would help
             rival = single_with(against.unbeaten)
             difference = _detection(facts.against_unbeaten)
         return f"Use {name}{cost}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
+
+    # The row is no better than the hardest score, or worse. At last, a score that was not fixed before did better.
     if answer == AS_GOOD:
         return f"Use {rival}: {name}{cost}, is no better: {difference}."
     if kind in LOSSES:
@@ -463,7 +531,10 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
 
 
 def _rivals_text(against_single: AgainstSingle) -> str:
-    """Return the text that names the scores of the single model that a choice was compared with."""
+    """Return the text that names the scores of the single model that a choice was compared with.
+
+    It is ``the single model with any score`` if all of them were fixed before the test.
+    """
     scores = list(against_single.rivals)
     if not against_single.others:
         return "the single model with any score"
@@ -486,7 +557,7 @@ def _sentence_on_better_scores(facts: Facts, findings: Findings, beginning: str,
     better = ahead(findings)
     if not better or not facts.has_vote:
         return ""
-    first, *others = better
+    first, *others = better  # the names of the scores, the one with the largest lead first
     also = f", and so did {', '.join(others)}" if others else ""
     lead = f"{single_with(first)}, against which {name_of(facts.rung)} has {better[first]}{also}"
     return f"{beginning} did better here: {lead}.{end}"
@@ -504,7 +575,10 @@ def _sentence_on_free_alternative(facts: Facts) -> str:
 
 
 def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
-    """Return a sentence on the test sets where a helpful choice is significantly worse than its hardest rival."""
+    """Return a sentence on the OOD test sets on which the row to use is significantly worse; empty without any.
+
+    It is compared with the single model under its hardest score. Empty, too, if the answer is not that the row helps.
+    """
     worse = []
     for name, finding in facts.by_test_set.items():
         _, high = finding.ci
@@ -516,7 +590,10 @@ def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
 
 
 def _sentence_on_best_file(use: UseRecord) -> str:
-    """Return the sentence on what ``best.st`` is; for another row than the single model, with its cost."""
+    """Return the sentence on what ``best.st`` is: the row with its score, temperature and threshold.
+
+    Of another row than the single model it says the cost, too, as far as it is known.
+    """
     settings = f"the score {use.score}, temperature {number(use.temperature, 3)}"
     if use.threshold is not None and use.threshold.value is not None:
         settings += f", threshold {number(use.threshold.value, 4)}"
@@ -538,6 +615,7 @@ def _differences_in_words(findings: Findings, other: str) -> str:
         findings: the differences, by metric.
         other: the name of the other model in a sentence.
     """
+    # By word, such as "better", the texts of the differences; words in their fixed order, best first.
     differences_by_word: dict[str, list[str]] = {word: [] for word in WORDS}
     for finding in findings.values():
         differences_by_word[finding.kind].append(str(finding))
@@ -547,7 +625,10 @@ def _differences_in_words(findings: Findings, other: str) -> str:
 
 
 def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
-    """Return sentences on how many samples would be enough, for OOD detection and accuracy, if the data cannot tell."""
+    """Return sentences on how many test samples would be enough to tell what these data cannot; empty if they can.
+
+    There is one sentence for OOD detection and one for accuracy, of the comparison that the answer is based on.
+    """
     if answer in (BLIND, NOTHING_HELPS):
         return []
 
@@ -558,7 +639,7 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         findings = facts.against_baseline
     else:  # another row, and the single model under the score that comes nearest to it
         findings = facts.against_hardest
-        if answer == UNCLEAR and findings[AUROC].kind in GAINS:
+        if answer == UNCLEAR and findings[AUROC].kind in GAINS:  # it is another score that the row may not beat
             findings = {AUROC: facts.against_unbeaten[AUROC]}
 
     sentences = []
@@ -570,7 +651,7 @@ def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
         if metric == ACCURACY:  # it is measured on the ID test data alone
             enough = f"about {finding.needed:,} samples of --test would do; it has {finding.n:,}"
         else:  # sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected
-            times = math.ceil(10 * finding.needed / finding.n) / 10
+            times = math.ceil(10 * finding.needed / finding.n) / 10  # up to one decimal: 2300 of 1000 are 2.3
             enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
         sentences.append(f"To tell about {words}, {enough}.")
     return sentences

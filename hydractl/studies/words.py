@@ -101,7 +101,11 @@ Findings = dict[str, Finding]
 
 
 def word(low: float, high: float, margin: float) -> Word:
-    """Return the word for an interval of differences for which higher is better."""
+    """Return the word for the 95 % interval of a difference for which higher is better, from ``low`` to ``high``.
+
+    A difference within plus or minus the margin does not matter. With a margin of 0.01, 0.02 to 0.04 is ``better``,
+    0.005 to 0.04 ``slightly better``, -0.005 to 0.005 ``no difference``, and -0.02 to 0.04 ``cannot tell``.
+    """
     if low > margin:
         return BETTER
     if low > 0:
@@ -117,7 +121,9 @@ def word(low: float, high: float, margin: float) -> Word:
 
 
 def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
-    """Return the finding for one paired difference.
+    """Return the finding for one paired difference: the difference, and the word for it, such as ``better``.
+
+    If the data cannot tell, it says how many samples would be enough (``needed``, else None).
 
     Args:
         metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
@@ -132,6 +138,8 @@ def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
     else:  # change the sign, so that higher is better
         kind = word(-high, -low, margin)
 
+    # How many samples would tell. Two models that are right on the same samples have an accuracy interval from 0 to 0,
+    # however few samples there are; so there must be enough to see a difference of the margin.
     needed = None
     if kind == CANNOT_TELL:
         needed = samples_needed(value, low, high, margin, n)
@@ -147,8 +155,10 @@ def samples_needed(value: float, low: float, high: float, margin: float, n: int)
     """Return about how many samples would be enough to tell, if ``n`` samples give the interval from low to high.
 
     Both ends of an interval come nearer to the value with the square root of the number of samples. The data can tell
-    as soon as the interval excludes 0, or lies within the margin.
+    as soon as the interval excludes 0, or lies within the margin. If 1000 samples give 0.01 (-0.01 to 0.03), half the
+    width excludes 0, which four times as many samples give: 4000.
     """
+    # How far the ends are from the value; not 0, as it is divided by.
     below = max(value - low, _NO_WIDTH)
     above = max(high - value, _NO_WIDTH)
 
@@ -160,20 +170,22 @@ def samples_needed(value: float, low: float, high: float, margin: float, n: int)
     lies_within_margin = min((margin + value) / below, (margin - value) / above)
     share = max(excludes_zero, lies_within_margin)  # the larger share is reached first
     needed = n / share**2
+    # More than there are, as these cannot tell.
     return max(n + 1, _two_digits_up(needed))
 
 
 def samples_to_see(share: float) -> int:
     """Return how many samples show with 97.5 % probability a kind of sample that makes up this share of all data.
 
-    This is the end of an exact (Clopper-Pearson) 95 % interval of a share of which no sample was seen.
+    It is the smallest n with (1 - share)^n <= 0.025, e.g. 368 for a share of 0.01. This is the end of an exact
+    (Clopper-Pearson) 95 % interval of a share of which no sample was seen.
     """
-    unseen = 0.025
+    unseen = 0.025  # the probability that no sample of this kind is among them
     return math.ceil(math.log(unseen) / math.log1p(-share))
 
 
 def _two_digits_up(value: float) -> int:
-    """Round a number up to two significant digits; a number below 10 is rounded up to a whole number."""
+    """Return a number rounded up to two significant digits, e.g. 1300 for 1234; below 10, to a whole number."""
     exponent = math.floor(math.log10(value))
     unit = 10 ** max(0, exponent - 1)
     units = math.ceil(value / unit)
@@ -207,11 +219,13 @@ def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int]
     """
     findings = {}
     for metric in KINDS:
+        # Leave out what was not measured, or has too few samples for an interval.
         difference = table.get(metric)
         if difference is None:
             continue
         if difference["ci"] is None:
             continue
+        # Leave out accuracy, NLL and ECE of one row under two scores: they differ by rounding alone.
         is_equal = max(map(abs, difference["ci"])) < _ROUNDING
         if same_row and is_equal and metric.startswith("id."):
             continue
