@@ -84,7 +84,7 @@ class Processes:
 
 
 def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
-    """Join the processes that ``torchrun`` started, by the variables it sets; without it, return a team of one process.
+    """Join the processes that ``torchrun`` started, by the variables it sets, and return the team; else a team of one.
 
     It must be called before torch is imported, because only then does torch keep silent about lost connections. Without
     ``torchrun``, torch is not imported at all.
@@ -101,7 +101,7 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     rank, size = _rank_and_size()
     if size == 1:
         return Processes()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # silent about lost connections, which become a HydraError
     import torch.distributed
 
     # Gloo exchanges tensors in main memory: with it several ranks may share a GPU, and Ctrl-C interrupts the waiting.
@@ -109,6 +109,7 @@ def processes(timeout_s: float, *, nccl: bool = False) -> Processes:
     if nccl and torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=timeout_s)
+    # Meet at the address that the variables tell, where a store of keys and values is shared, and form the group.
     try:
         meeting = torch.distributed.rendezvous("env://", rank, size, timeout=timeout)  # type: ignore[attr-defined]
         store, _, _ = next(meeting)
@@ -203,20 +204,23 @@ class _Group(Processes):
         return [json.loads(message.data[: message.length]) for message in messages]
 
     def _exchange(self, data: bytes) -> list[_Message]:
-        """Send a value to all processes, and return the message of each, in the order of their ranks.
+        """Return the messages of all processes, in the order of their ranks; ``data`` is the value that this one sends.
 
-        A collective needs tensors of the same size from all processes. So a message consists of the length of the whole
-        value (8 bytes), and the value itself, cut or filled with zeros to ``_room`` bytes.
+        torch exchanges only tensors of the same size in all processes. So a message is the length of the whole value (8
+        bytes), and then the value, cut or filled with zeros to ``_room`` bytes. A value that was cut is sent again.
         """
         import torch
         import torch.distributed
 
+        # The first 8 bytes are the length, the highest byte first.
         length_and_value = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
         # uint8 tensors of shape [8 + room]
         sent = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
         sent[: len(length_and_value)] = torch.frombuffer(bytearray(length_and_value), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
         self._run_collective(torch.distributed.all_gather, received, sent)
+
+        # Take each message apart again.
         messages = []
         for tensor in received:
             content = tensor.numpy().tobytes()
@@ -294,7 +298,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _rank_and_size() -> tuple[int, int]:
-    """Return the rank of this process and the number of processes, from the variables that ``torchrun`` sets.
+    """Return the rank of this process and the number of processes, from the variables of ``torchrun``; else 0 and 1.
 
     Raises:
         UsageError: some of the variables are missing, or contradict each other.

@@ -114,7 +114,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str, cutoff: float = 0.6) -> str:
-    """Return the end of a message about a wrong word: ``; did you mean X?``, or nothing if no known word is similar.
+    """Return the end of a message about a wrong word, ``; did you mean X?``; empty if no known word is similar.
 
     Args:
         word: what was written.
@@ -122,9 +122,12 @@ def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] 
         written: how X is written in the message.
         cutoff: how much alike it has to be, from 0 to 1.
     """
+    # Known words that begin with the word, the shortest first. If it begins all the others too, it is meant: "id.acc"
+    # is completed to "id.accuracy", which also begins "id.accuracy_at.0.90". Otherwise the likest spelling decides.
     words = list(known)
-    begun = sorted((candidate for candidate in words if word and candidate.startswith(word)), key=len)
-    if begun and all(candidate.startswith(begun[0]) for candidate in begun):  # id.acc: id.accuracy, id.accuracy_at.0.90
+    longer = [known_word for known_word in words if word and known_word.startswith(word)]
+    begun = sorted(longer, key=len)
+    if begun and all(longer_word.startswith(begun[0]) for longer_word in begun):
         near = begun[:1]
     else:
         near = difflib.get_close_matches(word, words, n=1, cutoff=cutoff)
@@ -132,20 +135,23 @@ def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] 
 
 
 def near_path(missing: str | Path) -> str | None:
-    """Return a hint at what a missing path was meant to be; None if nothing in its folder has a name like it.
+    """Return a hint at what a missing path was meant to be: names like it in its folder; None if there are none.
 
-    Of names like it those with its ending count, if there are some; weights are named only for weights.
+    If the folder itself is missing, the hint says up to where the path exists.
     """
     missing = Path(missing)
     folder = missing.parent
     try:
+        # Weights (.st) are suggested only for weights.
         names = [name for name in sorted(os.listdir(folder)) if missing.suffix == ".st" or not name.endswith(".st")]
     except (OSError, ValueError):  # the latter for a NUL in the name
         nearest = next(filter(os.path.isdir, folder.parents), Path("/"))
         return f"the path exists up to {os.path.join(nearest, '')}"
+
+    # The three likest names; if some have the ending of the missing path, only these.
     near = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
     of_its_kind = [name for name in near if Path(name).suffix == missing.suffix]
-    if not near or missing.name in names:
+    if not near or missing.name in names:  # the latter: the path is there, and something else was wrong with it
         return None
     return f"in {os.path.join(folder, '')} there is: {', '.join(of_its_kind or near)}"
 
@@ -202,8 +208,10 @@ class Failure(NamedTuple):
 def failure_of(error: BaseException) -> Failure:
     """Return the message and the exit code for any exception that ends a command.
 
-    Errors of hydractl, interruptions, and errors that a person can mend have messages of their own. Any other exception
-    is reported as a defect of hydractl.
+    - an error of hydractl: its own message, hint and exit code;
+    - an interruption (Ctrl-C, SIGTERM): "interrupted", 130;
+    - no memory, no disk space, a missing package: a message with what to do, 1 (disk: 7);
+    - any other: reported as a defect of hydractl, 1.
     """
     # Errors of hydractl, and interruptions. An Interrupted, which has a hint, is also a KeyboardInterrupt: ask for it
     # first.

@@ -169,7 +169,7 @@ class Document:
 
 
 def read_json_file(path: str | Path) -> Any:
-    """Return the document in a JSON artefact, parsed strictly.
+    """Return the content of a JSON file, parsed strictly (see :func:`parse_json`).
 
     Args:
         path: the file; ``-`` for standard input.
@@ -179,6 +179,7 @@ def read_json_file(path: str | Path) -> Any:
     """
     import sys
 
+    # A model, whose results may lie beside it: say where they are.
     is_folder = os.path.isdir(path)
     if is_folder or str(path).endswith((".st", ".safetensors")):
         study = os.path.join(path if is_folder else os.path.dirname(path), "study.json")
@@ -186,6 +187,7 @@ def read_json_file(path: str | Path) -> Any:
         if os.path.exists(study):
             hint = f"the results of its study: {study}"
         raise InputError(f"{path} is a {'folder' if is_folder else 'file of weights'}, not JSON", hint=hint)
+    # Standard input, or a file.
     if str(path) == "-":
         if sys.stdin is None:
             raise InputError("standard input is closed")
@@ -210,17 +212,19 @@ def canonical_json(document: Any) -> str:
 
 
 def differences(there: Mapping[str, object], now: Mapping[str, object], where: str) -> list[str]:
-    """Return a line for each setting in which an earlier run and this one differ.
+    """Return a line for each setting in which an earlier run and this one differ: ``lr: 0.1 in the journal, 0.2 now``.
 
     Args:
         there: the settings of the earlier run, which may come from an untrusted file.
         now: the settings of this run.
         where: where the earlier settings are, for the lines, e.g. ``in the journal``.
     """
+    # The keys of this run in their order, then those that only the earlier run has.
     lines = []
     keys_only_there = [key for key in there if key not in now]
     for key in (*now, *keys_only_there):
         in_both = key in there and key in now
+        # As JSON, so that a tuple equals a list, and the order of keys does not matter.
         if in_both and canonical_json(there[key]) == canonical_json(now[key]):
             continue
         before = _shown_value(there, key)

@@ -17,8 +17,8 @@ R = TypeVar("R")
 def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that makes a function a verb: a command, e.g. ``hydractl prune``, and a function of Python.
 
-    Both read and check the options before the decorated function runs. The command line calls it with the values of
-    the flags; in Python the wrapper below has :mod:`hydractl.api.door` read the plain arguments.
+    The decorated function gets the value of each option, read and checked. The command line reads the flags; in Python
+    the wrapper below has :mod:`hydractl.api.door` read the plain arguments.
 
     Args:
         name: the verb on the command line.

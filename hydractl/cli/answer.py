@@ -80,7 +80,7 @@ class Answer:
     def table(self, result: Result) -> None:
         """Print a result for a person: its table, or its keys and values if it has no table."""
         try:
-            width = _WIDTH_IN_A_FILE
+            width = _WIDTH_IN_A_FILE  # characters
             if self.to_terminal:
                 width = shutil.get_terminal_size((_WIDTH_IN_A_FILE, 24)).columns
             text = drawn_table(result, width, self._stream, to_terminal=self.to_terminal)
@@ -92,7 +92,7 @@ class Answer:
         self._write(text or _plain_text(result))
 
     def _write(self, text: str, encoding: str | None = None, errors: str = "backslashreplace") -> None:
-        """Write a text to standard output; do nothing if nobody reads it.
+        """Write a text to standard output; do nothing if it is closed or its reader has gone away (``| head``).
 
         Args:
             text: the text, which ends with a line end.
@@ -106,7 +106,8 @@ class Answer:
         if stream is None or stream.closed:
             return
         try:
-            # A stream in memory, as in tests, has no buffer of bytes.
+            # Bytes go to the buffer below the text stream, so that the encoding is ours; what the stream holds is
+            # flushed first, to keep the order. A stream in memory, as in tests, has no buffer of bytes.
             buffer = getattr(stream, "buffer", None)
             if buffer is None:
                 stream.write(text)
@@ -114,7 +115,7 @@ class Answer:
                 stream.flush()
                 buffer.write(text.encode(encoding or stream.encoding or "utf-8", errors))
             stream.flush()
-        except BrokenPipeError:
+        except BrokenPipeError:  # the reader has gone away, which is no error
             self._give_up()
         except OSError as error:
             self._give_up()

@@ -29,9 +29,9 @@ _COMPLETION = ("--install-completion", "--show-completion")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
+    """Run one command and return its exit code: 0, or that of the error, which is written to standard error.
 
-    No exception leaves this function. A traceback is shown only if ``HYDRACTL_DEBUG`` asks for it.
+    No error leaves this function. A traceback is shown only if ``HYDRACTL_DEBUG`` asks for it.
 
     Args:
         argv: the words after ``hydractl``; None for those of this process, which is then taken to run nothing else.
@@ -39,14 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_whole_process = argv is None
     if argv is None:
         argv = sys.argv[1:]
+
+    # Faster: collections of garbage then pass over the modules that are imported, see hydractl.files.collecting.
     if is_whole_process:
-        gc.freeze()  # collections of garbage pass over modules, see hydractl.files.collecting
+        gc.freeze()
     answer = Answer(sys.stdout)
     try:
         with _interruptible():
             _run(list(argv), answer)
     except BaseException as error:
-        if not isinstance(error, (Exception, KeyboardInterrupt)) and not is_panic(error):
+        # Others, such as SystemExit, are not failures. A panic of a library in Rust is one, though no Exception.
+        is_failure = isinstance(error, (Exception, KeyboardInterrupt)) or is_panic(error)
+        if not is_failure:
             raise
         failure = failure_of(error)
         say_failure(failure, error)
@@ -76,7 +80,7 @@ def _run(arguments: list[str], answer: Answer) -> None:
 
 
 def _parse(arguments: list[str], answer: Answer) -> Request | None:
-    """Return the request on the command line; None if it only asked for help, the version or completion.
+    """Return the verb and the texts of its options; None if help, the version or completion was asked for, and is done.
 
     Raises:
         UsageError: this is not a command of hydractl.
@@ -91,6 +95,8 @@ def _parse(arguments: list[str], answer: Answer) -> Request | None:
     if is_for_completion:
         _complete(arguments)
         return None
+
+    # The first word is a verb, --info, or an option of the program such as --version.
     is_option = first.startswith("-")
     if not is_option and first not in VERBS:
         raise no_such_verb(first)
@@ -137,7 +143,10 @@ def _complete(arguments: list[str]) -> None:
 
 
 def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typer:
-    """Return the Typer app. Its commands return a :class:`Request`; the :class:`Answer` in its context prints help.
+    """Return the Typer app that parses the command line; it runs no verb.
+
+    Its commands return a :class:`Request`. ``--help``, ``-h`` and ``--version`` print at once, by the :class:`Answer`
+    that whoever calls the app puts into its context (``obj``).
 
     Args:
         commands: the verbs to add, and perhaps ``--info``; each takes time to build.
@@ -147,13 +156,15 @@ def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typ
         add_completion=completion, add_help_option=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
 
-    # Typer calls these as soon as it has parsed the option.
+    # Typer calls these as soon as it has parsed the option, before any other; without the flag ``value`` is False.
     def show_help(context: typer.Context, parameter: typer.CallbackParam, value: bool) -> None:
+        """Print the help of the command, the short one for ``-h``, and end the parsing."""
         if value:
             context.obj.text(_help_of(context.info_name, short=parameter.name == "h"))
             raise typer.Exit
 
     def show_version(context: typer.Context, value: bool) -> None:
+        """Print the version, and end the parsing."""
         if value:
             from hydractl.files.version import __version__
 
@@ -168,6 +179,7 @@ def build_app(commands: Sequence[str], *, completion: bool = False) -> typer.Typ
     def hydractl(version: bool = version_option, help: bool = help_option, h: bool = short_option) -> None:
         """Nothing to do without a verb: the options act by themselves."""
 
+    # The verbs; importing their options takes time, which the help of the program does not need.
     if commands:
         from hydractl.cli.running import request_function
 
@@ -188,10 +200,11 @@ def _help_of(command: str | None, *, short: bool) -> str:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM, and let a second one end the process.
+    """Within a ``with`` block, raise KeyboardInterrupt on the first SIGINT or SIGTERM; a second one ends the process.
 
-    At the end the earlier handlers are put back. In a thread nothing is changed, because a thread may not set handlers.
+    Afterwards the earlier handlers are put back.
     """
+    # Python lets only the main thread set handlers of signals.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -69,7 +69,7 @@ class _Compiler(_StandIn):
             A function that calls ``fn`` directly while the compiler is not imported. Afterwards each call lets the real
             ``torch._dynamo.disable`` wrap ``fn``. Without ``fn``, a decorator.
         """
-        # Used as a decorator with arguments: the function comes later.
+        # Used as a decorator with arguments, ``@disable(recursive=False)``: the function comes later.
         if fn is None:
             return functools.partial(self.disable, recursive=recursive, **settings)
         function = fn

@@ -45,10 +45,14 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def clean_document(value: Any) -> Any:
-    """Return the same JSON value, or the same record, with every text cleaned, keys too."""
+    """Return a JSON value, or the record of a result, with control characters spelled out in every text and every key.
+
+    Numbers, booleans and None stay as they are.
+    """
     from hydractl.files.results import Record
 
     if isinstance(value, Record):
+        # A frozen pydantic model: its fields, and then the extra keys that the file had.
         cleaned = value.model_copy(update={name: clean_document(item) for name, item in value.__dict__.items()})
         object.__setattr__(cleaned, "__pydantic_extra__", clean_document(value.model_extra))
         return cleaned
@@ -248,8 +252,10 @@ class Task(Progress):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
-        now = time.monotonic()
+        now = time.monotonic()  # seconds
         self._pace.mark(now, self._done)
+
+        # With a bar: move it.
         if self.bars is not None:
             self.note = clean(note)
             self.bars.update(self._bar, advance=amount)
@@ -260,6 +266,7 @@ class Task(Progress):
         if seconds_since_line < _LINE_EVERY_S:
             return
         self._last_line = now
+        # E.g. "eval: 640/10000 samples, 5.0 s, 128 samples/s, about 73 s left"; parts that are not known are empty.
         parts = [self._state(now - self._start), self.speed(), self.time_left("about {} left"), note]
         self.log.info(", ".join(filter(None, parts)))
 
@@ -334,7 +341,11 @@ class Pace:
         return _rate(*self._window())
 
     def _window(self) -> tuple[float, float]:
-        """Return the units that were done in the window, and its length in seconds."""
+        """Return the units that were done in the window, and its length in seconds; zeros without a mark.
+
+        The window ends at the last mark. It is the longest of: the last half of the running time, the last 60 s, and
+        the last 8 marks. E.g. after 300 s it is 150 s long, after 90 s 60 s, and after 40 s the whole time.
+        """
         if not self._marks:
             return 0.0, 0.0
         start, _ = self._marks[0]
@@ -342,27 +353,33 @@ class Pace:
         half_of_its_time = (last_time - start) / 2
         window_start = last_time - max(_LEAST_WINDOW_S, half_of_its_time)
 
-        # The window begins at the last mark before it, and has some marks in any case.
+        # By time: the last mark at or before the start of the window, else the first mark. Marks are pairs (time, done)
+        # in order, so infinity makes the search pass a mark at exactly this time.
         marks_before = bisect_right(self._marks, (window_start, math.inf))
-        latest = max(len(self._marks) - _LEAST_MARKS, 0)
-        first_time, done_at_first = self._marks[min(max(marks_before - 1, 0), latest)]
+        first_by_time = max(marks_before - 1, 0)
+
+        # By number: the mark from which on there are _LEAST_MARKS. The earlier of the two begins the window.
+        first_by_number = max(len(self._marks) - _LEAST_MARKS, 0)
+        first_time, done_at_first = self._marks[min(first_by_time, first_by_number)]
         return done_at_last - done_at_first, last_time - first_time
 
     def left(self, now: float, total: int | None) -> float | None:
-        """Return the seconds from ``now`` until ``total`` units are done; None if that cannot be estimated.
+        """Return the seconds from ``now`` until ``total`` units are done, at the recent speed; None if nothing tells.
 
-        An expected time counts like a part of the task that went as expected: units may take unlike times, and then
-        the first ones say little of the others.
+        If somebody has said how long the whole task takes, this counts as if a fifth of the task had gone at that
+        speed: units may take unlike times, and then the first ones say little of the others.
         """
         if total is None or not self._marks:
             return None
         units, seconds = self._window()
         if self.expected is not None:
+            # speed = (units in the window + 0.2 total) / (their seconds + 0.2 expected seconds)
             units += _EXPECTED_SHARE * total
             seconds += _EXPECTED_SHARE * self.expected
         rate = _rate(units, seconds)
         if rate is None:
             return None
+        # Count down from the last mark.
         last_time, done_at_last = self._marks[-1]
         seconds_left_at_last = (total - done_at_last) / rate
         seconds_since_last = now - last_time

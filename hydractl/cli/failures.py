@@ -49,7 +49,7 @@ def no_such_verb(word: str) -> UsageError:
 
 
 def parser_problem(error: typer.TyperException, first: str) -> UsageError:
-    """Return an error of the parser in hydractl's words: what is wrong, and what was probably meant.
+    """Return the UsageError for an error of Typer's parser: what is wrong, what was probably meant, where help is.
 
     Args:
         error: the error of the parser.
@@ -63,6 +63,8 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
     if hasattr(error, "possibilities"):  # only the error about an unknown option has them
         wrong = error.option_name  # type: ignore[attr-defined]
         return UsageError(f"no such option: {wrong}{_suggestion(wrong, verb)}", hint=hint)
+
+    # Any other error: Typer's sentence, in the form of hydractl's own (a small letter first, no full stop).
     message = error.format_message().strip().rstrip(".")
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 

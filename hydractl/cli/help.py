@@ -128,7 +128,7 @@ def _option_row(option: Option, *, short: bool) -> Row:
 def _page(
     usage: str, about: str, sections: dict[str, list[Row]], examples: str, columns: int, note: str | None = None
 ) -> str:
-    """Return a page of help, with an empty line between its parts.
+    """Return a page of help: usage, what the command does, its options by heading, a note, examples.
 
     Args:
         usage: how the command is written, without ``hydractl``.
@@ -138,7 +138,7 @@ def _page(
         columns: the width of the terminal.
         note: a paragraph after the sections; None for no note.
     """
-    width = max(60, min(columns, _WIDEST))
+    width = max(60, min(columns, _WIDEST))  # characters a line: as the terminal has, from 60 to 100
     usage_indent = " " * (len("Usage: ") + 2)
     parts = [
         textwrap.fill(f"Usage: hydractl {usage}", width, subsequent_indent=usage_indent, break_on_hyphens=False),
@@ -154,7 +154,10 @@ def _page(
 
 
 def _section(title: str, rows: list[Row], width: int) -> str:
-    """Return a heading and rows of two columns; after a long left side the text begins on the next line."""
+    """Return a heading and rows of two columns: an option on the left, its help from character 26 on.
+
+    If an option is too long for the left column, its help begins on the next line.
+    """
     lines = [f"{title}:"]
     margin = " " * _LEFT
     for left, right in rows:

@@ -33,11 +33,12 @@ class Bars(Progress):
         )
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Yield a table of the last rows of each task, and below the tables the bars.
+        """Yield what rich draws: a table of the last results of each running task, and below them the bars.
 
         If the terminal is too low, tables are cut or left out, those of the outer tasks first; the bars always stay.
         """
-        # Give the lines that the bars leave to the tables, from the innermost task outwards.
+        # Lines of the screen that are left for tables: each bar takes one, and one stays free. The innermost task,
+        # which is the last one, gets its lines first.
         tasks = self.tasks
         lines_left = self._screen.height - len(tasks) - 1
         tables: list[Table] = []
@@ -65,7 +66,10 @@ class Bars(Progress):
 
 
 def _layouts() -> Iterator[tuple[ProgressColumn, ...]]:
-    """Yield layouts for the line of a task, from the widest to the narrowest; each is a tuple of columns."""
+    """Yield the columns for the line of a task, in layouts from the widest to the narrowest.
+
+    ``fields[of]`` is the :class:`hydractl.cli.console.Task` that a bar belongs to.
+    """
     title = TextColumn("{task.description}", markup=False)
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
     unit = TextColumn("{task.fields[of].unit}", markup=False)
@@ -108,6 +112,7 @@ def _rows_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
         rows: the cells of each row. Columns with letters are aligned to the left, others (numbers) to the right.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(columns))
+    # Transpose the rows, which may be of unlike lengths. Headings and columns may differ in number, too.
     cells_by_column = list(zip_longest(*rows, fillvalue=""))
     for name, cells in zip_longest(columns, cells_by_column, fillvalue=""):
         has_letters = any(map(str.isalpha, "".join(cells)))

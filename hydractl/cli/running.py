@@ -54,7 +54,8 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         A function from the values of all options to a :class:`Request`; UsageError for an option that takes one value
         and was given several.
     """
-    # The parameters: those of --info, or the options of the verb; and the options that show help.
+    # The parameters: those of --info, or the options of the verb; and the options that show help. In a file or a recipe
+    # there are further options, which have no flag.
     options: Sequence[Option] = ()
     if verb == INFO:
         files = _keyword("files", list[str] | None, typer.Argument(None, show_default=False))
@@ -67,7 +68,7 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
         parameters.append(_keyword(name, bool, help_option))
 
     # This function has no docstring, because Typer would show it as the help of the command. Typer passes every
-    # option, most of them as None.
+    # option, most of them as None. A value comes in a list of texts, so that an option given twice can be refused.
     def request(**values: Any) -> Request:
         for name in help_options:
             del values[name]
@@ -88,9 +89,10 @@ def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Return an option as a function parameter, from which Typer makes an option of the command.
+    """Return the function parameter from which Typer makes an option of the command.
 
-    Typer reads the type and the flags from the parameter. Values stay texts here; the settings convert them.
+    Typer reads from it only the flags, and whether a value follows: a switch is a bool, any other a list of texts, and
+    the models are words without a flag. Texts become numbers and so on later, in ``Option.read``.
     """
     # MODEL is given without a flag.
     if option.kind in MODEL_KINDS:
@@ -136,7 +138,7 @@ def run_verb(request: Request, answer: Answer) -> None:
     with contextlib.ExitStack() as while_it_works:
 
         def ready() -> None:
-            """Log the options, check the installation, and protect the inputs; the verb then imports its engine."""
+            """Log the options, check the installation, protect the inputs, and import the module that does the work."""
             nonlocal works
             works = True
             for line in call.lines():
@@ -191,15 +193,18 @@ def _print_rows(outcome: Outcome, call: Call, answer: Answer) -> bool:
 def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_rows: bool) -> None:
     """Print the answer of a verb, and fail if a ``--require`` is not met.
 
-    Unless rows were printed, standard output gets one of these: the document as JSON; for a script, the paths of the
-    files; for a person, a table. The log names the files unless they are the output.
+    The first case that applies decides what standard output gets; the log, on standard error, has the rest:
+
+    - rows were printed as they were computed: nothing more; the log names the files;
+    - ``--json`` or ``-o -``: the document as JSON; the log names the files;
+    - a script reads it, and files were written: their paths; the log has the table for some verbs;
+    - else: a table; the log names the files.
 
     Raises:
         RequirementError: a ``--require`` is not met; raised after printing.
     """
     if outcome.silent:
         return
-    # The first of these cases that applies decides.
     as_json = call.values["json"] or call.writes_to_stdout()
     is_for_script = not answer.to_terminal and not VERBS[call.verb].prints_table
     only_paths = is_for_script and bool(outcome.files) and not as_json
@@ -215,6 +220,8 @@ def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_r
             answer.table(outcome.result)
         for path in outcome.files:
             call.log.info(f"wrote {path}")
+
+    # After printing, so that nobody has to compute it again to see why.
     unmet = outcome.unmet
     if len(unmet) == 1:
         raise RequirementError(f"requirement not met: {unmet[0]}")
@@ -254,7 +261,7 @@ def _metadata_fields(name: str, pattern: str) -> list[str]:
 
 
 def describe_files(request: Request, answer: Answer) -> None:
-    """Print for ``--info`` what each file holds, and how far the heads of several files overlap.
+    """Print what each file of ``--info`` holds, from its header, and how far the heads of several models overlap.
 
     Raises:
         UsageError: no file is named.
@@ -266,7 +273,7 @@ def describe_files(request: Request, answer: Answer) -> None:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
     from hydractl.verbs.info import compare, describe
 
-    # Describe each file.
+    # Describe each file. An error of one of several is kept until the others are printed.
     infos = []
     errors = []
     for file in files:
@@ -277,6 +284,8 @@ def describe_files(request: Request, answer: Answer) -> None:
                 raise
             errors.append(error)
     results: list[Result] = [*infos]
+
+    # The overlap of the heads that are kept; None unless there are several files of one model.
     overlap = compare(infos)
     if overlap is not None:
         results.append(overlap)
@@ -287,7 +296,7 @@ def describe_files(request: Request, answer: Answer) -> None:
         answer.document(documents[0] if len(files) == 1 else documents)
     else:
         for number, result in enumerate(results):
-            if number:
+            if number > 0:
                 answer.text("")
             answer.table(result)
     if errors:

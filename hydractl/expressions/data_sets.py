@@ -89,7 +89,7 @@ class DataSpec:
 
     @classmethod
     def of_option(cls, option: str, text: str, held: Any = None) -> Self:
-        """Parse a SPEC; this never looks at the disk.
+        """Return the data set of a SPEC ``[KIND:]PATH[?key=value&key=value]``; this never looks at the disk.
 
         The query starts at the first ``?`` that is followed by ``key=``. In values ``%26`` stands for ``&`` and ``%25``
         for ``%``; the path is not unquoted.
@@ -97,6 +97,7 @@ class DataSpec:
         Raises:
             UsageError: if the SPEC is empty, or if a setting is empty, repeated or has no ``=``.
         """
+        # Split "hf:cifar10/plain_text/test?part=1/4&seed=0" into the name before the "?", and the settings.
         name = text
         settings: list[str] = []
         question_mark = _QUERY.search(text)
@@ -104,6 +105,7 @@ class DataSpec:
             name = text[: question_mark.start()]
             settings = text[question_mark.end() :].split("&")
 
+        # Split the name into kind and path, and read the settings.
         kind, path = _kind_and_path(name)
         if not path:
             raise UsageError(f"{option} {text!r}: a data set needs a name or a path", hint=SUPPORTED)
@@ -158,7 +160,10 @@ class DataSpec:
 
 
 def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Return a dict of the values of all ``key=value`` settings, and one message for each setting that is wrong."""
+    """Return the values of ``key=value`` settings by key, and a message for each setting that is wrong.
+
+    ``%26`` in a value becomes ``&``, as in URLs.
+    """
     values: dict[str, str] = {}
     problems = []
     for setting in settings:
@@ -203,16 +208,17 @@ class OodSet:
 
     @classmethod
     def of_option(cls, option: str, text: str, held: Any = None) -> Self:
-        """Parse ``NAME[:near|far]=SPEC``.
+        """Return the OOD set of a text ``NAME[:near|far]=SPEC``, e.g. ``svhn:far=builtin:svhn/test``.
 
         Raises:
             ValueError: the text does not have this form.
             UsageError: the SPEC cannot be parsed.
         """
+        # The first "=" ends the name; a SPEC may have more of them.
         name_and_group, _, written_spec = text.partition("=")
         name, colon, written_group = name_and_group.partition(":")
         spec = written_spec.strip()
-        group = written_group if colon else None
+        group = written_group if colon else None  # None: without a colon; "svhn:" has the group "", which is wrong
         has_name = _SET_NAME.fullmatch(name) is not None
         has_known_group = group in (None, "near", "far")
         if not has_name or not has_known_group or not spec:

@@ -49,20 +49,21 @@ class ModelRef:
         return self.text
 
     def split(self) -> tuple[str | None, Sequence[ModelRef]]:
-        """Return the name of a row (or None), and its members.
+        """Return the name in ``NAME=A+B`` (None without one), and a reference to each member A, B of the ensemble.
 
-        A text that is the name of an existing file is never split, so file names may contain ``=`` and ``+``.
+        Names of existing files are never split, so they may contain ``=`` and ``+``.
 
         Raises:
             UsageError: if a member is empty, as in ``a.st++b.st``.
         """
+        # Models that a program has opened: a row of them, kept as (name, members), or a single one.
         if isinstance(self.held, tuple):
             return self.held
         if self.held is not None:
             return None, [self]
 
-        # A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or to an
-        # option of a reference.
+        # A text. A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or
+        # to an option of a reference.
         name: str | None = None
         refs = _split_at_plus(self.text)
         before_equals, equals, after_equals = self.text.partition("=")

@@ -172,22 +172,28 @@ class Call:
             self.add(f"give only one of {', '.join(given)}")
 
     def unused(self, *names: str, because: str) -> None:
-        """Put options back to their defaults that have no effect because of another one.
+        """Give options their defaults again that have no effect because of another one, or add a problem for each.
 
-        It is a problem for an option that was given to this verb, in a source that ranks as high as that of the other.
-        An option that a file sets for all verbs is meant for the verbs and modes that have a use for it.
+        By where the option was given (its rank: 0 default, then recipe, file, file for this verb, variable, flag):
+
+        - nowhere: nothing happens;
+        - by a recipe, by a file for all verbs, or in a source that ranks below that of ``because``: back to default;
+        - else: a problem, since somebody meant it to have an effect in this verb.
         """
         if because in self.wrong:
             return  # the misspelt value is reported by itself, and that is enough
         for name in names:
             rank = self.rank(name)
-            if not rank:
+            if not rank:  # a default
                 continue
-            if rank < VERB_KEY or rank < self.rank(because):
+            is_of_recipe_or_all_verbs = rank < VERB_KEY
+            if is_of_recipe_or_all_verbs or rank < self.rank(because):
                 self.put_back(name, because)
             elif name not in self.wrong:
                 value = self.values[because]
-                cause = self.label(because) if value is True else f"{self.label(because)} {value_text(value)}"
+                cause = self.label(because)
+                if value is not True:  # a switch is named by its flag alone
+                    cause += f" {value_text(value)}"
                 self.add(f"{self.label(name)} has no effect with {cause}", name)
 
     def one_from_stdin(self, *names: str) -> None:
@@ -199,7 +205,7 @@ class Call:
     # --- gathering values ---------------------------------------------------------------------------------------------
 
     def take(self, option: Option, given: Given, *, of_program: bool = False) -> None:
-        """Take what was given for an option as its value; what cannot be read or breaks a rule is a problem.
+        """Set the value of an option to what was given for it; else note in ``wrong`` what is wrong with that.
 
         Args:
             option: the option.
@@ -208,43 +214,62 @@ class Call:
         """
         self.sources[option.name] = given.source
         self.ranks[option.name] = given.rank
-        shown_before = [given.raw]
+        shown_before = [given.raw]  # the forms of the value that a complaint may quote
         try:
+            # A text that cannot be read is a ValueError whose arguments are complaints, as those of a broken rule.
             value = option.read(given.raw, of_program=of_program)
-            shown_before += [value, *(value if option.many else [])]
+            shown_before.append(value)
+            if option.many:
+                shown_before += value
             complaints = option.complaints(value)
         except ValueError as error:
             complaints = list(error.args)
         if not complaints:
             self.values[option.name] = value
             return
+
+        # On the command line: "--keep must be at least 1, not 0 (flag)".
         if not of_program:
             self.wrong[option.name] = [f"{option.label} {complaint} ({given.source})" for complaint in complaints]
             return
+
+        # In Python: "keep=0: must be at least 1". The argument stands first, so ", not 0" at the end is left out.
         self.wrong[option.name] = []
         for complaint in complaints:
-            for shown_value in shown_before:  # so a rule need not repeat it in ", not ARGUMENT"
+            for shown_value in shown_before:
                 complaint = complaint.replace(f", not {shown_value!r}", "")
             self.wrong[option.name].append(f"{option.name}={shown(given.raw)}: {complaint}")
 
     def run(self, further: Mapping[str, Any] | None = None) -> Any:
-        """Call the function of the verb, with what it takes beside its options; return its result.
+        """Return the result of the verb's function, called with the values of the options.
+
+        Args:
+            further: arguments of the function that are no options, such as ``on_log``, by name.
 
         Raises:
             UsageError: there is a problem with the options; it lists all of them.
         """
+        # The verb may change values first, as a recipe does.
         if self.declared.before is not None:
             self.declared.before(self)
+
+        # Alternatives such as keep and remove: the one from the strongest source (a flag above a file) sets aside those
+        # from weaker sources. Two of one source stay, and are a problem that the function reports.
         for group in self.declared.alternatives:
             winner = max(group, key=self.rank)
             for name in group:
                 if 0 < self.rank(name) < self.rank(winner):
                     self.put_back(name, winner)
+
+        # The models come first, then the other options by name. The function of a verb that takes one model gets the
+        # first of the list; that it is empty or longer is a problem, which ``checking`` raises before the work.
         models = self.values["model"]
         others = [option.name for option in self.declared.options[1:] if option.name not in OF_A_TERMINAL]
         arguments = {name: self.values[name] for name in others}
-        if self.declared.model.kind in ("model", "file"):  # none, or several, is a problem that is raised first
+        if self.declared.model.kind in ("model", "file"):
             models = next(iter(models), "")
+
+        # While the function runs, ``current()`` returns this call.
         token = _CALL.set(self)
         try:
             return self.declared.function(models, **arguments, **(further or {}))
@@ -268,7 +293,9 @@ def gather(
     *,
     of_program: bool = False,
 ) -> Call:
-    """Return the call of a verb, with the values of its options; problems are kept in it.
+    """Return the call of a verb with a value for each option: from the strongest source that has it, or the default.
+
+    Problems of values are kept in the call, so that all of them can be reported together.
 
     Args:
         declared: the verb.
@@ -276,22 +303,27 @@ def gather(
             given".
         environ: the environment variables; None for none, as a program has arguments alone.
         folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
-        of_program: whether they are arguments.
+        of_program: whether ``given`` are arguments of a Python program.
 
     Raises:
         UsageError: the file of defaults cannot be read.
     """
     environ = environ or {}
-    # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml. Each option has its
-    # value from one source only.
+    # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml.
     named = given.get("config") or environ.get(CONFIG)
     config = find_config(folder, None if named is None else str(named))
     call = Call(declared, problems=list(config.problems), from_python=of_program)
     for option in declared.options:
+        # The default, which a value that was given replaces below.
         call.values[option.name] = option.fresh_default()
-        call.sources[option.name] = "default"  # a value that is added replaces this
+        call.sources[option.name] = "default"
+
+        # An option such as --force is given with the command alone.
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
+
+        # The text of the strongest source; None if the option was not given. A hydra.yaml in the working
+        # directory may be somebody else's, so paths in it that are written or copied may not lead out of it.
         text = deciding_text(option, declared.verb, given, environ, config)
         if text is not None:
             call.take(option, text, of_program=of_program and text.rank == FLAG)
@@ -303,7 +335,7 @@ def gather(
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kind:
-    """Return the options of an engine, a dataclass: a field has the value of the option of its name, or of ``others``.
+    """Return a dataclass of settings: each field has the value of the option of its name, or that in ``others``.
 
     Args:
         kind: the dataclass.
@@ -311,7 +343,9 @@ def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kin
         others: fields that no option has the name of, or that are to differ from it.
     """
     names = [field.name for field in fields(cast(Any, kind)) if field.name in values]
-    return kind(**{**{name: values[name] for name in names}, **others})
+    settings = {name: values[name] for name in names}
+    settings.update(others)  # which replaces values of options
+    return kind(**settings)
 
 
 # --- rules between options --------------------------------------------------------------------------------------------
@@ -319,16 +353,22 @@ def filled(kind: type[Kind], values: Mapping[str, Any], **others: object) -> Kin
 
 @contextmanager
 def checking() -> Iterator[Call]:
-    """Yield the call that runs, whose rules between options plain ``if``s check in a ``with`` block.
+    """Yield the call of the verb that runs, for a ``with`` block that checks options against each other.
 
-    At the end of the block all problems are raised at once; without any, the work may start.
+    The block adds problems to the call; at its end all of them are raised as one UsageError. Without any, the work may
+    start, and ``call.ready`` says so.
     """
+    # Problems that every verb may have.
     call = current()
     _check_models(call)
     _check_output(call)
     if call.values["quiet"] and call.values["verbose"]:
         call.add(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
+
+    # Those of this verb: the block runs here.
     yield call
+
+    # All problems: of files, of single options, and between options.
     problems = [*call.problems, *chain.from_iterable(call.wrong.values()), *call.between]
     hint = f"hydractl {call.verb} --help"
     if len(problems) == 1:
@@ -339,9 +379,13 @@ def checking() -> Iterator[Call]:
 
 
 def _check_models(call: Call) -> None:
-    """Add a problem if no MODEL is named, or several are and the verb takes one."""
+    """Add a problem to the call if no MODEL is named, or if several are and the verb takes one.
+
+    The kind of the option says what it takes: ``model`` and ``file`` one model, ``documents`` results of verbs, others
+    several models.
+    """
     option = call.declared.model
-    if option.name in call.wrong:
+    if option.name in call.wrong:  # that its value cannot be read is a problem already
         return
     models = call.values[option.name]
     if not models:
@@ -352,26 +396,37 @@ def _check_models(call: Call) -> None:
 
 
 def _check_output(call: Call) -> None:
-    """Add a problem if ``--output`` is no name for what the verb writes."""
+    """Add a problem to the call if the name in ``--output`` does not suit what the verb writes.
+
+    - a verb that writes JSON: any name, also ``-``, which is standard output;
+    - one that writes anything else: not ``-``;
+    - a folder: no name that ends like a file of hydractl;
+    - weights: no name that ends like a file of another kind; but ``.json`` if the verb can write JSON instead;
+    - exports: any other name is checked by the verb.
+    """
     verb, writes = call.verb, call.declared.writes
     output = call.values.get("output")
     if output is None or writes == "json":
         return
     stem, ending = os.path.splitext(output)
+    can_be_json = call.declared.or_json and ending == ".json"
     if output == "-":
-        call.add(f"--output - is for JSON, {verb} writes {'a folder' if writes == 'folder' else 'weights'}", "output")
+        written = "a folder" if writes == "folder" else "weights"
+        call.add(f"--output - is for JSON, {verb} writes {written}", "output")
     elif writes == "folder" and ending in (".json", ".st", ".html"):
         call.add(f"--output {output}: {verb} writes a folder, so name it {stem}", "output")
-    elif writes == "weights" and not (call.declared.or_json and ending == ".json"):
-        advice = name_for_weights(output)  # for a name that ends like a file of another kind, e.g. a.onnx
+    elif writes == "weights" and not can_be_json:
+        advice = name_for_weights(output)  # None: the name is fine
         if advice is not None:
             call.add(f"--output {output}: {verb} writes safetensors, so {advice}", "output")
 
 
 def name_for_weights(name: str) -> str | None:
-    """Return an advice if a checkpoint's name ends like a file of another kind, e.g. ``a.onnx``; else None."""
+    """Return what to name a checkpoint whose name ends like a file of another kind, e.g. ``a.onnx``; else None."""
     stem, ending = os.path.splitext(name)
     kind = EXPORTED.get(ending.lower())
     if kind is not None:  # the name of an export: name the checkpoint .st, and export it
         return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending.lower()}"
-    return f"name it {stem}.st" if name.lower().endswith(_NO_WEIGHTS) else None
+    if name.lower().endswith(_NO_WEIGHTS):
+        return f"name it {stem}.st"
+    return None

@@ -15,14 +15,15 @@ from hydractl.options.yaml_files import DEFAULT_NAME
 
 
 def inputs_of(call: Call) -> list[InputFile]:
-    """Return the files that the options of a call name as inputs.
+    """Return the existing files that the options of a call name as inputs: models, data, documents.
 
-    A verb that makes a new model of a model may replace it, because the new one is written beside it first. No other
-    output may replace an input.
+    It also checks that no output replaces an input. The one exception: a verb that writes a model may name a model
+    that it reads, because the new file is written beside the old one first.
 
     Raises:
         OutputError: one option names as output what another option names as input.
     """
+    # The inputs.
     options, values = call.declared.options, call.values
     writes_models = call.declared.writes == "weights"
     inputs = []
@@ -41,6 +42,7 @@ def inputs_of(call: Call) -> list[InputFile]:
     if values["config"] is None and os.path.isfile(DEFAULT_NAME):
         inputs.append(InputFile(DEFAULT_NAME, "--config"))
 
+    # The outputs, except for the model. While ``reading`` is open, ``refuse_input`` raises for a path that is an input.
     with reading([replace(read, replaceable=False) for read in inputs]):
         for option in options:
             is_the_model = option.name == "output" and writes_models
@@ -70,11 +72,11 @@ def _paths_in(text: str, *, has_members: bool) -> Iterator[str]:
     # The readings of "test=hf:./a": the text itself, "hf:./a", "./a", and "./a" again. Each may be followed by options,
     # and may consist of members.
     candidates = [text]
-    for sign in "=:":
+    for sign in "=:":  # each round doubles the readings; a text without the sign adds an empty one, ignored below
         candidates += [candidate.partition(sign)[2] for candidate in candidates]
     candidates += [candidate.partition("?")[0] for candidate in candidates]
     if has_members:
-        candidates += "+".join(candidates).split("+")
+        candidates += "+".join(candidates).split("+")  # every member of every reading
 
     for candidate in dict.fromkeys(candidates):
         is_path = candidate not in ("", "-")

@@ -168,12 +168,16 @@ class Option:
         return self._read_item(given, of_program)
 
     def _read_items(self, given: Any, of_program: bool) -> list[Any]:
-        """Return the values of a list: of a sequence, a mapping ``NAME: VALUE``, a text with commas, or one item.
+        """Return the typed values of an option that takes several.
+
+        They come as a sequence, a mapping ``{NAME: VALUE}`` (if the option takes names), a text with commas (if
+        ``split``: ``"a,b"``), or a single item.
 
         Raises:
             ValueError: there is no item, some cannot be read, or a mapping is given to an option that takes no names.
         """
-        items = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+        is_several = isinstance(given, Sequence) and not isinstance(given, str)
+        items = list(given) if is_several else [given]
         if isinstance(given, Mapping):
             if not self.takes_names:
                 raise ValueError("must be a list, not a mapping")
@@ -183,6 +187,7 @@ class Option:
         if not items:
             raise ValueError("must not be empty")
 
+        # Read every item, so that all problems are reported at once.
         values = []
         problems: list[str] = []
         for item in items:
@@ -195,11 +200,12 @@ class Option:
         return values
 
     def _read_item(self, given: Any, of_program: bool) -> Any:
-        """Return the typed value of one value, or of one item of a list.
+        """Return one value, or one item of a list, in the type of the option.
 
         Raises:
             ValueError: it cannot be read as a value of the option's type.
         """
+        # Forms that only a Python program or a mapping gives.
         if isinstance(given, tuple) and self.takes_names:  # a name, and a text or an object
             name, named = given
             assert self.reads is not None  # what takes names is of a type of its own
@@ -209,12 +215,13 @@ class Option:
         if isinstance(given, str) and not given.strip():
             raise ValueError("must not be empty")
 
+        # By the type of the option: a switch, a number, data, an object of the option's own type, else a text.
         if self.type is bool:
             return _read_switch(given, of_program)
         if self.type in (int, float):
             return self._read_number(given, of_program)
         if isinstance(given, DataSpec | OodSet):  # another option may have received it
-            return given.under(self.flag)
+            return given.under(self.flag)  # the same data, which messages name by this option
         if self.reads is not None and isinstance(given, self.type):
             return given
         text = _read_text(given)
@@ -223,9 +230,9 @@ class Option:
         return text if self.reads is None else self.reads(text)
 
     def _read_number(self, given: Any, of_program: bool) -> Any:
-        """Return a finite number in the type of the option, or the word that may stand in its place.
+        """Return a finite number in the type of the option, or the word that may stand in its place, e.g. ``auto``.
 
-        A program may give an int for a float, and a bool for neither.
+        A text is parsed. A Python program gives a number: an int may stand for a float, a bool for neither, a text not.
 
         Raises:
             ValueError: this is no such number.
@@ -236,28 +243,29 @@ class Option:
         rule = f"must be {_NUMBERS[self.type]}"
         if self.word:
             rule += f" or {self.word}"
-        number = math.nan
+        number = math.nan  # not a number, until one is read
         if of_program:
-            if isinstance(given, bool) or not isinstance(given, int if self.type is int else int | float):
+            allowed = int if self.type is int else int | float
+            if isinstance(given, bool) or not isinstance(given, allowed):  # a bool is an int of Python
                 raise ValueError(rule)
             number = given
             rule = "must be a finite number"
         else:
             rule += f", not {given!r}"
-            if self.type is float or _INTEGER.fullmatch(text):
+            if self.type is float or _INTEGER.fullmatch(text):  # int() would also take "1_000", and any length
                 with contextlib.suppress(ValueError):
                     number = self.type(text)
-        if not math.isfinite(number):
+        if not math.isfinite(number):  # no number was read, or it is NaN or infinite
             raise ValueError(rule)
         return self.type(number)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def words(self, value: object) -> list[str]:
-        """Return the words that give the option a value on the command line: the inverse of :meth:`read`.
+        """Return the words that give the option this value on the command line: the inverse of :meth:`read`.
 
-        Args:
-            value: a value as a program gives it.
+        ``["--keep", "8"]``; for a switch ``["--resume"]`` or ``["--no-resume"]``; for several values the flag before
+        each, or once before all with commas if ``split``.
         """
         flag = self.short or self.flag
         if self.type is bool:
@@ -265,21 +273,24 @@ class Option:
         texts = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
         if self.split:
             texts = [",".join(texts)]
-        return [word for text in texts for word in (flag, text)]
+        words = []
+        for text in texts:
+            words += [flag, text]
+        return words
 
     # --- checking -----------------------------------------------------------------------------------------------------
 
     def complaints(self, value: Any) -> list[str]:
-        """Return the problems of a typed value; each is the rest of a sentence that starts with the option's name.
+        """Return the problems of a typed value, e.g. ``must be at least 1, not 0``; empty if it breaks no rule.
 
-        None means "not given" and breaks no rule.
+        Each is the rest of a sentence that starts with the option's name. None means "not given" and breaks no rule.
         """
         if value is None:
             return []
         items = value if self.many else [value]
         problems = [problem for problem in map(self._complaint, items) if problem is not None]
 
-        # A list with commas may not hold an item twice, nor one of data sets a name.
+        # Rules of the list as a whole: with commas no item twice; of named data sets no name twice.
         if self.many and self.split and len(set(value)) < len(value):
             listed = ",".join(map(str, value))
             problems.append(f"lists something twice: {listed}")
@@ -289,14 +300,20 @@ class Option:
         return problems
 
     def _complaint(self, value: Any) -> str | None:
-        """Return the first rule that a value breaks, of choices, range and ``check``; None if it keeps all."""
-        if value == self.word:  # such as "auto" in place of a number
+        """Return a sentence on the first rule that one value breaks, in the order below; None if it keeps all.
+
+        The rules: it is one of ``choices``, in the range of the bounds, and ``check`` does not raise.
+        """
+        if value == self.word:  # such as "auto" in place of a number: no rule of numbers applies
             return None
+
+        # With ``reads`` the choices are examples for the help, and other texts may be read.
         if self.choices and self.reads is None and value not in self.choices:
             listed = ", ".join(self.choices)
             guess = did_you_mean(str(value), self.choices)
             return f"must be one of {listed}, not {value!r}{guess}"
 
+        # A bound that is None does not exist.
         bounds = (
             ("at least", self.at_least, operator.ge),
             ("at most", self.at_most, operator.le),

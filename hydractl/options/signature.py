@@ -71,19 +71,25 @@ class Declared:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """The options in the order of the signature, then those of a terminal; of these ``json`` follows ``force``."""
-        of_a_terminal = {name: _completed(declared, name, [bool]) for name, declared in OF_A_TERMINAL.items()}
+        """The options of the verb: those of the function's parameters, and the three that only a terminal has.
+
+        They come in the order of the signature, except that ``data`` stands behind ``output``, and ``json`` behind
+        ``force``; ``quiet`` and ``verbose`` are last.
+        """
+        of_a_terminal = {name: _completed(option, name, [bool]) for name, option in OF_A_TERMINAL.items()}
         options = []
         parameters = self.signature.parameters
         names = list(parameters)
-        if "data" in names:  # they stand behind the output, also where a program may give them by position
+        if "data" in names:  # first in some signatures, so that a program may give them by position
             names.remove("data")
             names.insert(names.index("output") + 1, "data")
         for name in names:
+            # The option is declared as the default, ``keep: int = opt(...)``, or in the type, ``Annotated[int, opt()]``
+            # with a plain default. A parameter without any is an argument for Python alone.
             parameter = parameters[name]
             types = _parts_of(parameter.annotation)
             declared = parameter.default
-            if not isinstance(declared, Option):  # then it stands in the type; or this is an argument for Python alone
+            if not isinstance(declared, Option):
                 declared = next((part for part in types if isinstance(part, Option)), None)
                 if declared is None:
                     continue
@@ -123,7 +129,14 @@ class Declared:
 
 
 def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
-    """Return an option with all that its parameter tells: its name and the types of its values."""
+    """Return an option completed by what its parameter tells: the name, the flag, the type, whether it is a list.
+
+    Args:
+        declared: the option as ``opt(...)`` declares it.
+        name: the name of the parameter.
+        types: the parts of its annotation, e.g. ``[Sequence, int, "auto"]``.
+    """
+    # What the annotation says: a list or not, allowed words, and the type of a value.
     default = declared.default
     if default is inspect.Parameter.empty:
         default = None
@@ -137,6 +150,8 @@ def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
     if declared.kind in MODEL_KINDS:  # the command line has a list of words there, whatever the function calls it
         many = True
         name = "model"
+
+    # The flag, and how a text becomes a value. A type such as DataSpec has its own method for that.
     flag = declared.flag or "--" + name.replace("_", "-")
     reads = declared.reads
     own_type = next((part for part in types if hasattr(part, "of_option")), None)

@@ -37,7 +37,10 @@ class Given(NamedTuple):
 def deciding_text(
     item: Option, verb: str, flags: Mapping[str, object], environ: Mapping[str, str], config: Contents
 ) -> Given | None:
-    """Return the text that decides an option: that of the flag, else of the variable, else of the file of defaults.
+    """Return the text that an option gets its value from, with its source; None if it is not given anywhere.
+
+    It is the first that there is, of: the flag, the environment variable, the verb's own key in the file of defaults,
+    the key for all verbs there.
 
     Args:
         item: the option.
@@ -45,18 +48,21 @@ def deciding_text(
         flags: the values of the command line, by field name; None and an empty list mean "not given".
         environ: the environment variables.
         config: the contents of the file of defaults.
-
-    Returns:
-        None if the option is not given anywhere.
     """
     flag = flags.get(item.name)
+    if isinstance(flag, list) and not flag:
+        flag = None
+
+    # A variable: not for every option. An empty one counts as not set, which is how a shell unsets it for one command.
     variable: Raw | None = environ.get(item.variable)
-    if item.flag_only or not variable:  # an empty one counts as not set: that is how a shell unsets it for one command
+    if item.flag_only or not variable:
         variable = None
     elif item.many and not item.split:  # the items of a list without commas stand on a line each
         variable = environ[item.variable].splitlines()
+
+    # From the strongest source to the weakest; raw is None where the option is not given.
     by_rank = [
-        Given(None if isinstance(flag, list) and not flag else flag, "flag", FLAG),
+        Given(flag, "flag", FLAG),
         Given(variable, item.variable, VARIABLE),
         Given(config.values[verb].get(item.key), f"{config.name}:{verb}.{item.key}", VERB_KEY),
         Given(config.values[None].get(item.key), f"{config.name}:{item.key}", SHARED_KEY),
@@ -65,10 +71,12 @@ def deciding_text(
 
 
 def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents) -> list[str]:
-    """Return a problem for each path by which a ``hydra.yaml`` that was only found reaches out of its folder.
+    """Return a problem for each path by which the ``hydra.yaml`` of a folder leads out of it; empty if there is none.
 
-    A folder of somebody else may bring such a file. Nobody named it, so what it names for writing has to stay below
-    the folder, and so has a text file whose lines would go into an output: it could be a secret of the user.
+    A security check: the file is read because it lies in the working folder, which may be somebody else's, and not
+    because the user named it. So it may neither have files written elsewhere, nor copy lines of a text file from
+    elsewhere, perhaps a secret of the user, into an output. A file named by ``--config`` (``config.folder`` is None)
+    may do both.
 
     Args:
         item: the option.
@@ -76,11 +84,13 @@ def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents)
         value: its typed value; None if it could not be read.
         config: the contents of the file of defaults.
     """
+    # Only values that come from such a file, of options that name an output or a text file to copy.
     is_of_file = text.rank in (SHARED_KEY, VERB_KEY)
     if config.folder is None or not is_of_file or value is None or not (item.writes or item.copied):
         return []
     paths = value if isinstance(value, list) else [str(value)]
 
+    # Compare real paths, because a symbolic link or ".." may lead outside.
     problems = []
     folder = os.path.realpath(config.folder)
     for path in paths:
@@ -99,7 +109,7 @@ def paths_out_of_folder(item: Option, text: Given, value: Any, config: Contents)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each ``HYDRACTL_*`` variable that no verb reads; most are misspelt."""
+    """Return a warning for each ``HYDRACTL_*`` variable that no verb reads, with what was probably meant."""
     names = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (CONFIG, DEBUG)]
     if not names:  # then the options of all verbs need not be read, which takes time
         return []

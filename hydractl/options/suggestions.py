@@ -37,7 +37,9 @@ class Door:
     verb: Callable[[str], str] = str
 
     def names(self, verb: str | None) -> dict[str, str]:
-        """Return the options that can be given in this way: how they are written, by their names as in flags.
+        """Return how each option is written in this way, by its name in flags: ``{"batch-size": "--batch-size"}``.
+
+        Options that cannot be given in this way are left out. On the command line a switch also has its ``no-`` form.
 
         Args:
             verb: the verb that has the options; None means all verbs.
@@ -46,10 +48,10 @@ class Door:
         for known_verb in VERBS if verb is None else [verb]:
             for option in options_of_verb(known_verb):
                 as_given = self.option(option)
-                if not as_given:
+                if not as_given:  # it cannot be given in this way
                     continue
                 name = option.flag[2:]
-                written.setdefault(name, as_given)
+                written.setdefault(name, as_given)  # several verbs may have it: the first counts
                 if self is COMMAND_LINE and option.type is bool:
                     written[f"no-{name}"] = _flag(f"no-{name}")
         return written
@@ -71,7 +73,10 @@ ENVIRONMENT = Door(lambda option: "" if option.flag_only else option.variable)
 
 
 def about_option(name: str, verb: str | None, door: Door) -> str:
-    """Return the end of a message about an option that a verb does not have; empty if nothing can be suggested.
+    """Return the end of a message about an unknown option, such as ``; did you mean --keep?``; empty without a guess.
+
+    The guesses, in this order: the option has no flag; other verbs have it; a name of this verb is spelled alike; a
+    name of any verb is spelled nearly the same.
 
     Args:
         name: the unknown name without a prefix such as ``--`` or ``HYDRACTL_``; ``-`` and ``_`` count as the same.
@@ -89,11 +94,12 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
         if others:
             return f"; see {others}"
 
-    # A similar name exists, in this verb or in others.
+    # A similar name exists, in this verb or, more alike (0.8 of 1 instead of 0.6), in others.
     written = door.names(verb)
     of_any_verb = door.names(None)
 
     def of_others(near: str) -> str:
+        """Return how the option is written, and which verbs have it."""
         return f"{of_any_verb[near]} of {door.verbs_with(near)}"
 
     meant = did_you_mean(option_name, written, written.__getitem__)
@@ -101,7 +107,7 @@ def about_option(name: str, verb: str | None, door: Door) -> str:
 
 
 def about_word(word: str, verb: str | None) -> str:
-    """Return the end of a message about an unknown word of the command line; empty if nothing can be suggested.
+    """Return the end of a message about an unknown word of the command line, with a guess; empty without a guess.
 
     Args:
         word: a flag, or what stands where a verb is expected.
@@ -113,13 +119,19 @@ def about_word(word: str, verb: str | None) -> str:
     if not word.startswith("-"):
         return did_you_mean(word, [*VERBS, "--info", "--version"])
 
-    # The word is a flag after a verb; or of the program itself, or of --info, unless it belongs to a verb.
+    # The word is a flag. After a verb: an option of this verb or of others, or "help", which is not among the options.
     name = word.removeprefix("--")
     if verb in VERBS:
         return about_option(name, verb, COMMAND_LINE) or did_you_mean(name, ["help"], _flag)
+
+    # Without a verb, or after --info: a few options of the program itself, else the verbs that have such a flag.
     meant = did_you_mean(name, _BESIDE_VERBS[verb], _flag)
+    if meant:
+        return meant
     verbs_with_it = COMMAND_LINE.verbs_with(name)
-    return meant or (f"; see {verbs_with_it}" if verbs_with_it else "")
+    if verbs_with_it:
+        return f"; see {verbs_with_it}"
+    return ""
 
 
 def about_key_of_file(key: str) -> str:

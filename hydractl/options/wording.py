@@ -25,20 +25,22 @@ _IN_MEMORY = re.compile(
 
 
 def with_sources(call: Call, text: str) -> str:
-    """Return a message in which each option's value is followed by its source, unless that is a flag or a default.
+    """Return a message with the source behind each value that no flag gave: ``--data x (from hydra.yaml:data)``.
 
-    Somebody who reads that ``--data x`` is no data set, and did not give it, has to know where it comes from.
+    Somebody who reads that ``--data x`` is no data set, and did not type it, has to know where it comes from.
 
     Args:
         call: the call of the verb.
         text: the message.
     """
     for option in call.declared.options:
+        # Flags were typed, and defaults are not of the user. Numbers and switches are not looked for in messages.
         source = call.sources[option.name]
         if source == "flag" or source.startswith("default") or option.type in (bool, int, float):
             continue
         for value in _items(option, call.values[option.name]):
-            # A MODEL is named by its text alone. A data set NAME:GROUP=SPEC may also be named by NAME and SPEC.
+            # How the message may name the value. A MODEL is named by its text alone. A data set NAME:GROUP=SPEC may
+            # also be named by NAME and SPEC.
             phrases = [str(value) if option.label == "MODEL" else f"{option.flag} {value}"]
             if isinstance(value, OodSet):
                 phrases.append(f"{option.flag} {value.name} {value.spec}")
@@ -48,9 +50,9 @@ def with_sources(call: Call, text: str) -> str:
 
 
 def in_python(text: str, options: Sequence[Option] = (), arguments: Mapping[str, Any] | None = None) -> str:
-    """Return a message in terms of Python: ``--data cal.npz`` becomes ``data='cal.npz'``.
+    """Return a message in terms of Python: ``--data cal.npz`` becomes ``data='cal.npz'``, and MODEL ``model``.
 
-    A command to type at its end stays as it is.
+    A command to type, from ``hydractl `` to the end of the message, stays as it is.
 
     Args:
         text: the message.
@@ -60,15 +62,20 @@ def in_python(text: str, options: Sequence[Option] = (), arguments: Mapping[str,
     message, command, command_line = text.partition(_COMMAND)
     message = message.replace(" (flag)", "")
 
-    # First samples in memory, then flags with the values of this call, then the flags that are left, and MODEL.
+    # The order matters: a phrase of several words is replaced before the single flags in it.
+    # 1. Samples in memory: "--ood svhn memory:ood.svhn" becomes "ood['svhn']".
     message = _IN_MEMORY.sub(lambda held: held[1] + (f"[{held[2]!r}]" if held[2] else ""), message)
+
+    # 2. Flags with the values of this call.
     argument_by_flag = {}
     for option in options:
         argument_by_flag[option.flag] = option.name
         for value in _items(option, (arguments or {}).get(option.name)):
             if isinstance(value, str | int | float) and not isinstance(value, bool):
                 message = _with_words(message, re.escape(f"{option.flag} {value}"), f"{option.name}={value!r}")
-    # A flag may belong to another verb. Only hints name an architecture, one that may be given.
+
+    # 3. The flags that are left, which may belong to another verb: "--ood-val" becomes "ood_val". Only hints name an
+    # architecture, one that may be given.
     message = message.replace("--arch ", "arch=")
     message = _FLAG.sub(lambda flag: argument_by_flag.get(flag[0], flag[0][2:].replace("-", "_")), message)
     message = _MODEL.sub("model", message)

@@ -89,7 +89,8 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
     else:
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
-    # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
+    # Collect (verb, key, node, line). A top-level key is either a verb, with a mapping of its options, or an option for
+    # all verbs that have it, where the verb is None.
     entries: list[tuple[str | None, str, Node, int]] = []
     for key, node, line in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
@@ -98,6 +99,7 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         elif not key.startswith(_FOREIGN):
             entries.append((None, key, node, line))
 
+    # Keep the values of known keys; any other key is a problem, with what was probably meant.
     for of_verb, key, node, line in entries:
         place = f"{config.name} line {line}"
         if key.replace("_", "-") in YAML_FILE.names(of_verb):
@@ -118,9 +120,9 @@ def recipe_names() -> list[str]:
 
 
 def read_recipe(recipe: str, known: Collection[str]) -> Contents:
-    """Return the contents of a recipe; its keys are those for all verbs.
+    """Return the contents of a recipe, a YAML file of hyper-parameters for ``finetune``; problems of keys are in it.
 
-    Unknown keys are among the problems of the contents.
+    Its keys stand at the top of the file, so they are in ``values[None]``.
 
     Args:
         recipe: the name of a recipe in the package, or a file that ends in ``.yaml`` or ``.yml``.
@@ -129,6 +131,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
     Raises:
         UsageError: there is no such recipe, or it is no YAML mapping.
     """
+    # The path: a file of the user, or a recipe of the package by its name.
     names = recipe_names()
     is_file = recipe.endswith((".yaml", ".yml"))
     if is_file:
@@ -142,6 +145,7 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
         listed = ", ".join(names)
         raise UsageError(f"there is no recipe {recipe!r}{guess}", hint=f"{listed}, or a file ending in .yaml")
 
+    # The values stay texts, which the options read later.
     root = _read_yaml(path, contents.name, "check --recipe")
     for key, node, line in _entries(root, contents.name, "the file"):
         if key in known:
@@ -178,7 +182,9 @@ def _single_text(node: Node) -> str:
 
 
 def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """Yield the key, the value and the line number of each entry of a mapping; keys have ``_`` for ``-``.
+    """Yield for each entry of a YAML mapping its key, the node of its value, and its line number, counted from 1.
+
+    Keys have ``_`` for ``-``, so that ``batch-size`` and ``batch_size`` are the same key.
 
     Args:
         node: the mapping; None for an empty file, which has no entries, as an empty value has none.
@@ -194,7 +200,7 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
     if node.id != "mapping":
         raise UsageError(f"{name} line {_line_of(node)}: {where} must be a mapping of options to values")
 
-    # YAML itself allows a key to be repeated, so keep the line of each key.
+    # A repeated key, which the YAML library lets pass, is refused: the message names the line of the first.
     line_by_key: dict[str, int] = {}
     for key_node, value in node.value:
         line = _line_of(key_node)
@@ -238,7 +244,9 @@ def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
 
 
 def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
-    """Return the syntax tree of YAML; None if it has no content.
+    """Return the syntax tree of a YAML text or file; None if it has no content.
+
+    It is a tree of nodes and not of values, because nodes keep each scalar as it is written, and its line.
 
     Args:
         source: a text, or an open file.
@@ -249,6 +257,7 @@ def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
     """
     import yaml
 
+    # Composing makes nodes, never objects, so the file cannot run code. Each kind of error becomes a line for the user.
     try:
         return yaml.compose(source, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
