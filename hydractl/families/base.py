@@ -292,7 +292,7 @@ class AttentionLayout:
             site: the block.
             weights: the weights of the block; fields that are None are not written.
         """
-        # Queries, keys, values, gate and positions.
+        # Queries, keys, values, gate and positions. One tensor may hold several of them, one below the other.
         for name, fields in self._fields_by_name(site.path).items():
             rows_of_fields = []
             for field_name in fields:

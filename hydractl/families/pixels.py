@@ -124,6 +124,8 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     Raises:
         InputError: if it is not known which pixel is white: 32 bits, floating point, or numbers with a sign.
     """
+    # Tell the images apart: numbers with a sign, 16 bits, all other deep ones, and 8 bits, which need no change. Only a
+    # TIFF has tags that say more than Pillow's mode.
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
     if _SIGNED in _numbers(tags, _NUMBERS):
         raise _unknown_range("numbers with a sign")
@@ -138,6 +140,7 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
     import numpy as np
 
     # A TIFF may have fewer bits, as many cameras do, and Pillow leaves its numbers as they are.
+    # Shifting keeps the upper 8 of them: of 12 bits, the brightest 4095 becomes 255.
     bits, *_ = _numbers(tags, _BITS) or (16,)
     pixels = np.asarray(image) >> (bits - 8)
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:

@@ -25,6 +25,7 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
         UsageError: if there are no labels or no templates, or if a template has no place for the name or has other
             braces.
     """
+    # Check the templates: take all places of the name out, count them, and look for braces in what is left.
     problems = []
     for template in templates:
         text_around, places = _PLACE.subn("", template)
@@ -38,6 +39,8 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
         raise UsageError(problems[0], hint=hint, problems=several)
     if not labels or not templates:
         raise UsageError("prompts need class names and templates")
+
+    # Fill them, all prompts of a class together.
     texts = []
     for label in labels:
         for template in templates:

@@ -191,6 +191,7 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
     left_out = frozenset(without)
 
     def plain(value: object) -> object:
+        """Return a value without such texts inside it."""
         if isinstance(value, Mapping):
             return names_only(value, left_out)
         if isinstance(value, list):
@@ -198,6 +199,7 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
         return value
 
     def leads(value: object) -> bool:
+        """Return whether a value is a text that is no plain name."""
         return isinstance(value, str) and _PLAIN_NAME.fullmatch(value) is None
 
     kept = {}
@@ -208,7 +210,10 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
 
 
 def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
-    """Open the weights of a published folder without reading any tensor.
+    """Return the weights of a published folder, opened without reading any tensor.
+
+    For safety no file may be a link out of the folder: what is read here is stored again, so a link would put other
+    people's weights into a checkpoint. Pickles are never opened, because opening one runs code.
 
     Args:
         weights: the expected file, e.g. ``model.safetensors``. If it does not exist, the index of several files
@@ -217,7 +222,7 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
 
     Raises:
         InputError: if neither file exists (the message names up to three pickles in the folder), or a file is a link
-            out of the folder: what is read here is stored again, with other people's weights if a link leads to them.
+            out of the folder.
     """
     refuse_link_elsewhere(weights)
     if weights.exists():
@@ -291,7 +296,7 @@ def parse_hub_name(name: str) -> HubName:
 def from_hub(
     name: str, open_folder: Callable[[Path], LoadedT | None], needed: Sequence[str], optional: Sequence[str] = ()
 ) -> LoadedT | None:
-    """Download the files of a published model from the hub and open them.
+    """Return a published model whose files are downloaded from the hub; None if the folder is not of this family.
 
     Args:
         name: the repository, ``ORG/NAME`` or ``ORG/NAME@REVISION``.
@@ -333,7 +338,7 @@ def from_hub(
 
 
 def checkpoint_on_hub(name: str) -> Path | None:
-    """Download a checkpoint of hydractl from a repository on the hub.
+    """Return the path of a downloaded checkpoint of hydractl; None if the repository holds a published model.
 
     Args:
         name: ``ORG/NAME[@REVISION][/FILE]``. Without a file the repository must have exactly one checkpoint.

@@ -126,7 +126,7 @@ class TimmViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Download the model ``timm:NAME`` from the hub, or draw random weights if ``pretrained=0``.
+        """Return the model ``timm:NAME``, downloaded from the hub, or with random weights if ``pretrained=0``.
 
         Args:
             name: timm's name of the model, with or without a tag, e.g. ``vit_tiny_patch16_224.augreg_in21k``.
@@ -157,7 +157,10 @@ class TimmViT(ModelFamily):
         return replace(loaded, preprocess={**loaded.preprocess, **crop})
 
     def _named(self, name: str, arguments: dict[str, object], seed: int) -> LoadedModel:
-        """Download or draw a model; arguments and errors are those of :meth:`load_name`, without those of a crop."""
+        """Return a model downloaded from the hub, or with random weights.
+
+        Arguments and errors are those of :meth:`load_name`, without those of a crop.
+        """
         pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
             raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
@@ -166,6 +169,8 @@ class TimmViT(ModelFamily):
         # timm would silently change pretrained weights that do not fit the arguments.
         hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
         refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
+
+        # The repository that timm publishes for the name, which is e.g. ARCHITECTURE.TAG.
         architecture, _, _ = name.partition(".")
         tags = timm.list_pretrained(f"{architecture}.*")
         first_tags = ", ".join(tags[:5])
@@ -203,6 +208,7 @@ class TimmViT(ModelFamily):
         if isinstance(model_arguments, dict):
             options |= model_arguments
 
+        # As text, in the form ?key=value&key=value.
         written_options = []
         for key, value in options.items():
             option = f"{key}={value}"
@@ -321,7 +327,7 @@ class TimmViT(ModelFamily):
         return attention.attn_drop.p, attention.proj_drop.p  # type: ignore[union-attr,return-value]
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model into its only tower: stem, blocks and readout.
+        """Return the stages of the model, which has one tower: stem, blocks and readout.
 
         The stem is everything before the blocks. The readout is the final norm, pooling and the classifier.
         """
@@ -379,7 +385,7 @@ class TimmViT(ModelFamily):
     # --- training -----------------------------------------------------------------------------------------------------
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
-        """Return the image format that timm's data configuration describes.
+        """Return the image format (size, normalisation, way of resizing) that timm's data configuration describes.
 
         timm first resizes an image, and then cuts out the size of the model, which is the share ``crop_pct`` of the
         resized image. If the settings fit neither ``squash`` nor ``shorter``, ``resize`` stays ``other``.
@@ -393,7 +399,7 @@ class TimmViT(ModelFamily):
         # Both sides are resized to the size, and nothing is cut off.
         if crop_mode == "squash" and share == 1:
             return image_format.resized("squash")
-        # The shorter side is resized, and a square is cut out of the middle.
+        # The shorter side is resized, and a square is cut out of the middle: 224 of 248 pixels for the share 0.9.
         if crop_mode == "center" and height == width:
             shorter_side = math.floor(height / share)
             return image_format.resized("shorter", shorter_side)
@@ -450,6 +456,7 @@ class TimmViT(ModelFamily):
         heads_fill_width = heads > 0 and width % heads == 0
         if not heads_fill_width:
             return None
+        # E.g. width 384 with 6 heads and a share of 1/2 give width 192 with 3 heads.
         narrow = _with_arguments(config, {"embed_dim": width, "num_heads": heads})
         if "num_features" in config:
             narrow["num_features"] = width
@@ -467,7 +474,7 @@ class TimmViT(ModelFamily):
 
 
 def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> LoadedModel:
-    """Build a model of timm with random weights.
+    """Return a model of timm with random weights.
 
     Args:
         name: a name that timm knows.
@@ -479,6 +486,7 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
         UsageError: if an argument belongs to timm's factory and not to the model, e.g. ``checkpoint_path``, or a ViT
             of another width would get a number of heads that nobody named.
     """
+    # For safety, before timm sees them: some arguments of its factory read files, and too many blocks fill the memory.
     factory_arguments = sorted(_NOT_THE_MODEL & set(arguments))
     if factory_arguments:
         raise UsageError(f"timm:{name} takes no option {', '.join(factory_arguments)}: only those of the model itself")
@@ -601,7 +609,13 @@ def fill_timm_buffers(model: nn.Module) -> None:
 
 
 def _create_model(config: LibraryConfig) -> Any:
-    """Build a model with random weights from its configuration, on the default device."""
+    """Return a model with random weights, built by timm from its configuration, on the default device.
+
+    Raises:
+        InputError: if timm cannot build the model, or it has too many blocks.
+    """
+    # For safety, before timm sees the configuration, which comes from a file: too many blocks would fill the memory, a
+    # name may stand for a folder or a repository, and some arguments of timm's factory read files.
     architecture = config.get("architecture")
     arguments = config.get("model_args")
     _check_depth(architecture, arguments)
@@ -633,7 +647,8 @@ def _check_depth(name: object, arguments: object) -> None:
     """
     if not isinstance(arguments, Mapping):
         return
-    # The model may have stages, like a Swin.
+    # The numbers of blocks of all stages, as in a Swin, or the only number. What is no list of whole numbers is not
+    # added up, and refused below.
     depth: Any = arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)]
     if isinstance(depth, list) and are_whole_numbers(depth, 0):
         depth = sum(depth)
@@ -738,7 +753,7 @@ def _published_config(model: nn.Module, options: Mapping[str, object]) -> Librar
 
 
 def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
-    """Return timm's data configuration of a model, with the input size and the channels that the model really has.
+    """Return how images are prepared: timm's data configuration, with the model's own input size and channels.
 
     Args:
         model: timm's model.
@@ -765,7 +780,9 @@ def _preprocess_of(model: Any, name: str, crop: float | None) -> Preprocessing:
 
 
 def _spread_over_channels(values: Any, channels: int, key: str, name: str) -> list[float]:
-    """Return one mean, or one standard deviation, of pixels for every channel of a model.
+    """Return the mean, or the standard deviation, of pixels for each channel of a model.
+
+    E.g. 0.4, 0.5, 0.6 of RGB become 0.5 for a model of one channel.
 
     Args:
         values: the values in the configuration, e.g. three for RGB.
@@ -800,6 +817,7 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
     published = config.get("label_names") or pretrained.get("label_names")
+
     # Names are a list, or a mapping from the number of the class, which must name each class once.
     names = published
     if isinstance(published, Mapping):
@@ -809,7 +827,8 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
         if len(names) != model.num_classes:
             return None
         return [str(name) for name in names]
-    # timm recognises, e.g., ImageNet-1k by the number of classes.
+
+    # Nothing is published: timm recognises, e.g., ImageNet-1k by the number of classes.
     subset = timm.data.infer_imagenet_subset(model)
     if not subset:
         return None

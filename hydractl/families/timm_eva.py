@@ -77,7 +77,8 @@ def layout_name(attention: Any) -> str:
 
 
 def why_unsupported_eva(model: Any) -> str | None:
-    """Return why the heads of a model cannot be pruned one by one; None if they can."""
+    """Return the first reason why the heads of an Eva model cannot be pruned one by one; None if they can."""
+    # Every block must have one of two known classes of attention; only these have the settings that follow.
     attentions = [block.attn for block in model.blocks]
     kinds = {type(attention) for attention in attentions}
     if not kinds <= {EvaAttention, AttentionRope}:

@@ -63,7 +63,7 @@ class _Sizes:
 
     @classmethod
     def of_config(cls, config: LibraryConfig) -> _Sizes:
-        """Read the sizes from a configuration and check them; it comes from a file and may hold anything.
+        """Return the checked sizes in a configuration, which comes from a file and may hold anything.
 
         Raises:
             InputError: if a size is missing or is not a positive whole number (the problems name all such sizes), if
@@ -130,7 +130,7 @@ class TorchvisionViT(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Draw random weights for ``torchvision:NAME?pretrained=0``; torchvision publishes its weights as pickles only.
+        """Return the model ``torchvision:NAME?pretrained=0`` with random weights; others are published as pickles only.
 
         Args:
             name: a vision transformer of torchvision, e.g. ``vit_b_16``.
@@ -157,6 +157,8 @@ class TorchvisionViT(ModelFamily):
         unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
         if unknown_options:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")
+
+        # The named model, built without numbers, has the sizes; the options after them replace some.
         with on_meta_device():
             model: Any = torchvision.models.get_model(name)
         config = {
@@ -243,7 +245,7 @@ class TorchvisionViT(ModelFamily):
         super().install(model, site, MultiheadStandIn(attention))
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut the model into its only tower: stem, blocks and readout.
+        """Return the stages of the model, which has one tower: stem, blocks and readout.
 
         The stem makes patches, prepends the class token and adds positions. The readout applies the final norm and
         passes the class token to the classifier.

@@ -108,12 +108,15 @@ def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _modern(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the first token, or the mean of all tokens but padding, as ``classifier_pooling`` says."""
+    """Return the logits ``[B, classes]`` of a ModernBERT: it classifies the first token, or the mean of all tokens.
+
+    The setting ``classifier_pooling`` says which; padding does not count in the mean.
+    """
     hidden = base.final_norm(state.hidden)
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
     else:
-        tokens = state.context["tokens"]
+        tokens = state.context["tokens"]  # [B, T]: 1 for tokens and 0 for padding; None without padding
         if tokens is None:
             tokens = torch.ones_like(hidden[..., 0])
         weights = tokens.unsqueeze(-1)  # [B, T, 1]
@@ -265,7 +268,7 @@ def meta_model(config: LibraryConfig) -> Any:
 
 
 def drawn_model(config: LibraryConfig) -> Any:
-    """Build transformers' model from its configuration, with freshly drawn weights, on the default device.
+    """Return transformers' model of a configuration, with random weights, on the default device.
 
     If ``num_labels`` is 0, the model is a body (an encoder without a classifier). It is built as a classifier, and
     the modules in the list ``absent`` of its configuration are replaced by identities.
@@ -273,6 +276,7 @@ def drawn_model(config: LibraryConfig) -> Any:
     Raises:
         InputError: if transformers cannot build the model.
     """
+    # The settings come from a file: texts that could lead the library to other files or to code are left out.
     name = class_name(config)
     settings: dict[str, Any] = names_only(without_traces(config), _ELSEWHERE)
 
@@ -323,6 +327,7 @@ def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:
         config: the configuration of the body, with the class of the classifier as ``architectures``.
         names: the names of the stored tensors.
     """
+    # The classifier of this encoder, without numbers; any number of classes will do to see its modules.
     model = meta_model({**config, "num_labels": 2})
     (tower,) = towers_of(model)
     absent = []
@@ -373,7 +378,7 @@ def _check_config(config: Any, name: str) -> None:
     Raises:
         InputError: with all problems, or if :func:`check_counts` raises one.
     """
-    # A model with two towers has one section for each encoder.
+    # A model with two towers has one section for each encoder; any other is the configuration of its only encoder.
     encoders = [getattr(config, key) for key in ("vision_config", "text_config") if hasattr(config, key)]
     if not encoders:
         encoders = [config]

@@ -34,7 +34,9 @@ def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
 
 
 def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
-    """Cut the image tower into stem, blocks and readout; the readout gives normalised features ``[B, D]``.
+    """Return the image tower (encoder) in its stages; its readout gives normalised features ``[B, D]``.
+
+    The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
 
     Args:
         model: transformers' CLIP or SigLIP.
@@ -58,7 +60,9 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
 
 
 def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
-    """Cut the text tower into stem, blocks and readout; the readout gives normalised features ``[classes, D]``.
+    """Return the text tower (encoder) in its stages; its readout gives normalised features ``[classes, D]``.
+
+    The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
 
     Args:
         model: transformers' CLIP or SigLIP.
@@ -159,7 +163,8 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     Returns:
         The tokens ``[classes * prompts, T, d_model]``; the context also has ``ids``, the ``input_ids`` unchanged.
     """
-    # [classes, prompts, T] -> [classes * prompts, T]
+    # All prompts as one batch: [classes, prompts, T] -> [classes * prompts, T]. The unchanged ids tell the readout how
+    # many prompts a class has.
     texts = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
     state = stem(base, texts)
     ids = inputs["input_ids"]
@@ -181,7 +186,7 @@ def _positions_read(model: Any, ids: Tensor) -> Tensor:
         model: transformers' CLIP or SigLIP.
         ids: token ids of the texts, ``[N, T]``.
     """
-    if not is_causal(model):
+    if not is_causal(model):  # a SigLIP: the same position for every text
         last = ids.shape[1] - 1
         return torch.full_like(ids[:, :1], last)
     end = model.text_model.eos_token_id
@@ -189,8 +194,8 @@ def _positions_read(model: Any, ids: Tensor) -> Tensor:
         # Older files of CLIP have 2 as the end token by mistake. Like transformers, take the token with the highest id,
         # which is the true end token.
         return ids.int().argmax(dim=-1, keepdim=True)
-    is_end = torch.eq(ids, end)
-    # argmax returns the first position with the greatest value.
+    is_end = torch.eq(ids, end)  # [N, T]
+    # argmax returns the first position with the greatest value, so the first end token.
     return is_end.int().argmax(dim=-1, keepdim=True)
 
 
@@ -218,7 +223,7 @@ def _pooled_texts(model: Any, state: State) -> Tensor:
 
 
 def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer of a published folder for the text tower of a CLIP or SigLIP.
+    """Return the tokenizer of a published folder, as stored settings, for the text encoder of a CLIP or SigLIP.
 
     Raises:
         InputError: if a CLIP does not find the end of a padded text at the place where it would be without padding.

@@ -81,7 +81,10 @@ def _layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str
 
 
 def run_encoder_layer(layer: Any, state: State) -> State:
-    """Return the state after one layer of an encoder."""
+    """Return the state after one layer of an encoder; the context, which all layers read, stays the same.
+
+    Only the context of a ModernBERT has ``angles``, the rotary position angles by kind of layer.
+    """
     context = state.context
     if "angles" not in context:
         arguments = {name: value for name, value in context.items() if name in _ARGUMENTS}

@@ -311,7 +311,7 @@ class HFEncoder(ModelFamily):
                 heads = encoder_config.num_attention_heads
                 key_heads = getattr(encoder_config, "num_key_value_heads", None) or heads
 
-                # The widths, from the output projection.
+                # The widths, from the output projection: [d_model, width], or transposed in GPT-2.
                 out_weight = block.get_submodule(layout.heads.out).weight
                 if layout.heads.transposed:
                     width, d_model = out_weight.shape
@@ -385,7 +385,7 @@ class HFEncoder(ModelFamily):
         """Replace the module that computes attention; BERT's residual, dropout and norm after it stay in place."""
         layout = LAYOUTS[site.layout]
         block: Any = model.get_submodule(site.path)
-        library = block.get_submodule(layout.core)
+        library = block.get_submodule(layout.core)  # with the path "" the block itself
         is_deberta = site.layout == "deberta"
         stand_in = deberta.DisentangledInPlace(attention, library) if is_deberta else _StandIn(attention, library)
         if not layout.core:
@@ -531,6 +531,7 @@ class HFEncoder(ModelFamily):
 
         None means that the configuration does not have these entries, or that transformers cannot build the model.
         """
+        # Architectures name these entries in different ways; take the first way of which all entries are there.
         known_names = [names for names in _WIDTHS if set(names) <= set(config)]
         if not known_names:
             return None

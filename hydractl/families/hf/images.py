@@ -31,7 +31,7 @@ _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, object]:
-    """Read the image processor of a published folder; without one, use the default processor of the architecture.
+    """Return the preprocessing of images that a published folder describes, or else the architecture's default.
 
     Args:
         folder: the folder, which may have a ``preprocessor_config.json``.
@@ -72,7 +72,9 @@ def _read_processor(folder: Path, default: str) -> Any:
     existing_files = [file for file in possible_files if file.exists()]
     if not existing_files:
         return None
-    # A file of transformers' newer versions describes the processors of all inputs.
+
+    # The settings: the entry `image_processor` of a file for all inputs (transformers' newer versions), else the file
+    # for images alone.
     settings = read_config(folder / _PROCESSOR_FILE)
     of_all_inputs = read_config(folder / "processor_config.json") or {}
     if isinstance(of_all_inputs.get("image_processor"), dict):
@@ -80,7 +82,8 @@ def _read_processor(folder: Path, default: str) -> Any:
     if settings is None:
         raise InputError(f"transformers cannot read {existing_files[0]}: it describes no image processor")
 
-    # Looked at before transformers sees it: other processors read files, or ask the hub for them.
+    # The name of the class is checked before transformers sees it, and every other text that could name a file is left
+    # out: other processors read files, or ask the hub for them. Older files say e.g. "ViTFeatureExtractor".
     older_name = str(settings.get("feature_extractor_type") or default).replace("FeatureExtractor", "ImageProcessor")
     name = settings.get("image_processor_type") or older_name
     if not isinstance(name, str) or name.removesuffix("Fast").removesuffix("Pil") not in PROCESSORS:
@@ -154,7 +157,8 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     channels, height, width = input_size(preprocess)
 
     # What the processor makes of the brightest pixel, the byte 255. Most processors rescale bytes by 1 / 255, which
-    # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255.
+    # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255, and a mean of 127.5 is
+    # one of 0.5 in the format.
     brightest = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
 
     # A processor that does not normalise has the mean 0 and the standard deviation 1.
@@ -187,6 +191,7 @@ def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int |
         pixels for ``shorter``, else None.
     """
     size = settings.get("size")
+    # It does not resize.
     if not settings.get("do_resize", True):
         return "other", None
     # Old files have a number as the size, whose meaning depends on the class.
@@ -211,7 +216,7 @@ def write_processor(folder: Path, preprocess: Preprocessing) -> None:
 
 
 def _build_processor(settings: object) -> Any:
-    """Build transformers' image processor from its settings, which come from a file and may be anything.
+    """Return transformers' image processor of these settings, which come from a file and may be anything.
 
     Raises:
         InputError: if the processor is not supported, or a size in the settings is impossible.
@@ -246,6 +251,7 @@ def _shape_of_images(processor: Any, channels: int) -> list[int]:
         InputError: if the processor fails, gives another number of channels, or makes wide images wider than square
             ones, which have no batch in common.
     """
+    # Pillow's sizes are (width, height).
     shapes = []
     for size in ((8, 8), (12, 8)):
         with refused_as("the image processor cannot be used"):

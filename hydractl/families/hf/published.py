@@ -166,9 +166,10 @@ def converted_weights(
 
 
 def _check_size(model: Any, infos: Sequence[TensorInfo], folder: Path) -> None:
-    """Raise an error if a model is far larger than the weights of its folder: transformers draws what it misses.
+    """Raise an error if a model is far larger than the weights of its folder.
 
-    It is so by its parameters, or by the number of its tensors, each of which takes the library milliseconds.
+    transformers would draw all missing weights at random, so a small folder could fill the memory. What counts is the
+    number of parameters, and that of tensors, each of which takes the library milliseconds.
 
     Args:
         model: transformers' model on the meta device.
@@ -180,6 +181,7 @@ def _check_size(model: Any, infos: Sequence[TensorInfo], folder: Path) -> None:
     """
     sizes = [parameter.numel() for parameter in model.parameters()]
     stored = sum(math.prod(info.shape) for info in infos)
+    # What the model asks for, what is stored, how many are always allowed, and their name.
     counts = [
         (sum(sizes), stored, _FEW_PARAMETERS, "parameters"),
         (len(sizes), len(infos), _FEW_TENSORS, "tensors"),
@@ -193,7 +195,7 @@ def _check_size(model: Any, infos: Sequence[TensorInfo], folder: Path) -> None:
 
 
 def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
-    """Load the weights of a folder with transformers.
+    """Return the model that transformers loads from a folder, and its report of names that do not fit.
 
     Args:
         folder: the published folder.
@@ -207,8 +209,8 @@ def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tup
     config = copy.deepcopy(model.config)
     if is_body:
         config.num_labels = 2
-    # transformers draws missing tensors at random; forking keeps the state of the caller's generator.
-    # transformers would look at other files, too: an adapter's may name another model.
+    # transformers draws missing tensors at random; forking keeps the state of the caller's generator. It is shown a
+    # folder with the files of weights alone, because it would look at others, too: an adapter's may name another model.
     with (
         folder_for_library(_files_of_weights(folder), {}) as seen,
         refused_as(f"transformers cannot read the weights in {folder}"),
@@ -261,7 +263,9 @@ def _name_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, Te
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
-    """Read the tokenizer or the image processor of a folder; read both for a model with two towers.
+    """Return how a model's inputs are prepared, from the tokenizer or the image processor in its folder.
+
+    A model with two towers (encoders of images and of texts) has both.
 
     Args:
         folder: the published folder.
@@ -272,6 +276,7 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
     """
     towers = towers_of(model)
     config = model.config
+    # A model of texts.
     if config.model_type not in _PROCESSORS:
         # A RoBERTa starts to count positions after the id of the padding token, so it never uses the first rows of its
         # table of positions.
@@ -291,6 +296,7 @@ def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
             pads_with_end=is_decoder(model),
         )
 
+    # A model of images, perhaps with a text tower.
     image_tower = towers[0]
     # DINOv2 interpolates its positions, so it takes images of any size.
     size = None if image_tower.prefix.startswith("dinov2") else patch_image_size(model)
@@ -342,6 +348,8 @@ def class_labels(published: LibraryConfig, classes: int, origin: str) -> tuple[l
     numbers = [str(number) for number in range(classes)]
     if not isinstance(names, Mapping) or not names:
         return None, []
+
+    # Only keys that are missing, too many or no numbers deserve a warning; placeholders are no loss.
     if sorted(names) != sorted(numbers):
         keys = shown(sorted(names))
         return None, [f"{origin}: id2label has the keys {keys} and not 0 to {classes - 1}, so its names are not used"]

@@ -222,7 +222,7 @@ def _tokenizer_problems(tokenizer: Any, folder: Path, vocabulary: int) -> list[s
 
 
 def capitals_warning(folder: Path, preprocess: Preprocessing) -> str | None:
-    """Return a warning if a tokenizer loses capitals that its tokens have, and nobody says that it is to; else None.
+    """Return a warning if a tokenizer writes texts in lower case though many of its tokens have capitals; else None.
 
     transformers' tokenizers of BERT and its relatives write texts in lower case unless ``tokenizer_config.json`` says
     otherwise, whatever ``tokenizer.json`` says.
@@ -231,9 +231,12 @@ def capitals_warning(folder: Path, preprocess: Preprocessing) -> str | None:
         folder: the published folder.
         preprocess: what :func:`text_preprocess` has made of it; that of images has no tokenizer.
     """
+    # A folder that says whether to lower the case means it.
     settings = read_config(folder / "tokenizer_config.json") or {}
     if "tokenizer" not in preprocess or "do_lower_case" in settings:
         return None
+
+    # Whether it lowers the case, and how many of its tokens can then never occur.
     tokenizer = stored_tokenizer(preprocess)
     normalizer = tokenizer.backend_tokenizer.normalizer
     if normalizer is None or normalizer.normalize_str("A") != "a":
@@ -255,7 +258,7 @@ def _keep_lengths(rust: Any) -> None:
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    """Open the tokenizer of a folder with transformers.
+    """Return the tokenizer of a folder, opened with transformers, which sees only known files and settings.
 
     transformers' own tokenizer of SigLIP runs in Python. For a SigLIP, ``tokenizer.json`` is opened instead.
 
@@ -272,6 +275,8 @@ def _open_tokenizer(folder: Path) -> Any:
         if not is_siglip:
             return AutoTokenizer.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(seen), local_files_only=True)
+
+    # A SigLIP: check on one text that tokenizer.json does what SigLIP's own tokenizer does.
     with_capitals = tokenizer("A photo, of (a) CAT!")["input_ids"]
     without_capitals = tokenizer("a photo of a cat")["input_ids"]
     if with_capitals != without_capitals:
@@ -282,8 +287,8 @@ def _open_tokenizer(folder: Path) -> Any:
 def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str, object]]]:
     """Return what transformers gets to see of a folder to open its tokenizer.
 
-    Only known settings pass, so none names a file: a setting such as ``vocab`` would have any file of this machine read
-    and stored with the model, and the same setting passes through every file of settings.
+    For safety only known settings pass, so none names a file: a setting such as ``vocab``, in any file of settings,
+    would have any file of this machine read and stored with the model. No file may be a link out of the folder.
 
     Returns:
         The files of vocabularies, and the settings by file name.
@@ -297,7 +302,7 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
     documents: dict[str, Mapping[str, object]] = {}
     for name in _SETTINGS_FILES:
         settings = read_config(folder / name)
-        if settings is not None:
+        if settings is not None:  # special tokens, such as "pad_token", are known by the end of their keys
             known = _KNOWN_SETTINGS.union(key for key in settings if key.endswith("_token"))
             documents[name] = {key: value for key, value in settings.items() if key in known}
 
@@ -388,7 +393,8 @@ def from_first_token(inputs: Any) -> Any:
         return inputs
     mask = inputs["attention_mask"]
     tokens = mask.shape[1]
-    # argmax returns the first position with the greatest value: that of the first token that is not padding.
+    # argmax returns the first position with the greatest value: that of the first token that is not padding. With 2
+    # tokens of padding before 3 of text, column 0 takes position 2, and the columns are 2, 3, 4, 0, 1.
     first = mask.int().argmax(dim=1, keepdim=True)  # [B, 1]
     positions = torch.arange(tokens, device=mask.device) + first  # [B, T]
     positions = torch.where(positions < tokens, positions, positions - tokens)
@@ -466,7 +472,7 @@ class TextCollate:
         are_cut = []
         for sample in samples:
             texts = _as_texts(sample)
-            tokens: Sequence[int] = ()
+            tokens: Sequence[int] = ()  # stays empty, so not cut, for a text that is short or cannot be read
             if not self._is_surely_short(texts):
                 with contextlib.suppress(InputError), refused_as(_CANNOT_READ):
                     tokens = rust_tokenizer.encode(*texts).ids
@@ -522,7 +528,7 @@ def prompt_tokens(preprocess: Any, texts: Sequence[str], full_length: bool) -> d
 
 
 def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str, Tensor]:
-    """Draw random tokens without padding, ``[batch, T]`` with T at most 128, as inputs for measuring cost.
+    """Return random tokens without padding, ``[batch, T]`` with T at most 128, as inputs for measuring cost.
 
     Returns:
         The inputs of the model by name: ``input_ids``, perhaps ``attention_mask`` and ``token_type_ids``.
@@ -606,6 +612,7 @@ def _tokens_in(document: Mapping[str, object], is_map: bool) -> Iterator[dict[st
         document: the content of the file.
         is_map: whether the file is a map of special tokens, in which every value is a token or a list of tokens.
     """
+    # The tables of a file in which an object is a token, each a list or an object; None if the file does not have it.
     values = dict(document)
     tables = [values.get("added_tokens"), values.get("added_tokens_decoder")]
     if is_map:
@@ -635,6 +642,7 @@ def _check_ids(document: Mapping[str, object], origin: str) -> None:
     Raises:
         InputError: with the largest id.
     """
+    # Collect all ids, of which a broken file may have some that are no numbers.
     model = document.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     possible_ids = list(_values_of(vocabulary))
@@ -721,16 +729,18 @@ def _checked_settings(preprocess: object) -> TokenizerSettings:
     settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    # Check the types first. The check of the values relies on them.
+    # Check the types of all keys first. Only if all are right check the values, because that relies on the types.
     wrong_keys = [key for key, expected_type in _TYPES.items() if type(settings.get(key)) is not expected_type]
     if not wrong_keys:
         wrong_keys = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
-        # The inputs of a model are the first one, two or three of the possible ones.
+
+        # The inputs of a model are the first one, two or three of _INPUT_NAMES, in that order.
         input_names = settings["model_input_names"]
         are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
         if not input_names or not are_first_names:
             wrong_keys.append("model_input_names")
-        # Each becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
+
+        # Each special token becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
         for key, token in settings["special_tokens"].items():
             if not key.endswith("_token") or not isinstance(token, str):
                 wrong_keys.append("special_tokens")

@@ -84,11 +84,11 @@ class OpenClip(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``.
+        """Return the model in a folder with ``open_clip_config.json`` and ``open_clip_model.safetensors``.
 
         Returns:
-            The model, or None if the folder has no ``open_clip_config.json``, or no weights of open_clip but those of
-            another library.
+            The model, whose weights are read later; None if the folder has no ``open_clip_config.json``, or no weights
+            of open_clip but those of another library.
 
         Raises:
             InputError: if the model is not supported, or its weights are pickled.
@@ -103,6 +103,7 @@ class OpenClip(ModelFamily):
             raise InputError(f"{folder / CONFIG} has no model_cfg")
         model = skeleton(config)
 
+        # Its weights, and how images are prepared; texts need settings unless the tokenizer is open_clip's own.
         weights = folder / WEIGHTS
         hint = (
             "hydractl never opens pickles; where you trust them: safetensors.torch.save_file("
@@ -121,7 +122,7 @@ class OpenClip(ModelFamily):
         )
 
     def load_name(self, name: str, options: Mapping[str, object], seed: int) -> LoadedModel:
-        """Download the model ``open_clip:ARCH/TAG`` from the hub, or draw random weights if ``pretrained=0``.
+        """Return the model ``open_clip:ARCH/TAG``, downloaded from the hub, or with random weights if ``pretrained=0``.
 
         Args:
             name: ``ARCH/TAG``, e.g. ``ViT-B-32/laion2b_s34b_b79k``. With random weights the tag is optional, and only
@@ -280,7 +281,7 @@ class OpenClip(ModelFamily):
     def prompts(
         self, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str], templates: Sequence[str]
     ) -> Mapping[str, Tensor]:
-        """Tokenize the prompts of all classes: ``{"text": [classes, templates, tokens]}``.
+        """Return the token ids of the prompts of all classes: ``{"text": [classes, templates, tokens]}``.
 
         If tokens after the end of a text cannot change its features (the tower is causal and pools at the end), all
         texts are cut to the length of the longest. The features stay the same and take much less work.
@@ -372,7 +373,7 @@ class OpenClip(ModelFamily):
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
         """Return the number of texts that are too long, and the greatest length in tokens, start and end included."""
         if not own_tokenizer(config):
-            collate = text_collate(preprocess["texts"])
+            collate = text_collate(preprocess["texts"])  # a tokenizer of transformers, which says what it cuts
             return sum(collate.cut(cleaned(config, texts))), collate.max_length
         tokenizer = simple_tokenizer(config)
         most_tokens = tokenizer.context_length
@@ -427,6 +428,7 @@ def _known_config(arch: str) -> dict[str, object]:
     Raises:
         InputError: if the name is unknown; the hint has up to 5 similar names.
     """
+    # Names are compared in lower case: "vit-b-32" is near "ViT-B-32".
     known_names = open_clip.list_models()
     if arch not in known_names:
         name_by_lower = {name.lower(): name for name in known_names}

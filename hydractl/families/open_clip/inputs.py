@@ -50,7 +50,7 @@ _PLAIN_TOKENIZER = ("clean", "additional_special_tokens")
 
 
 def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
-    """Return all entries of open_clip's ``PreprocessCfg`` as plain JSON, and ``kind``.
+    """Return how images are prepared: all entries of open_clip's ``PreprocessCfg`` as plain JSON, and ``kind``.
 
     Args:
         size: the size of the images that the model takes: a number, or height and width.
@@ -237,16 +237,19 @@ def cleaned(config: LibraryConfig, texts: Sequence[str]) -> list[str]:
 
 
 def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> Tensor:
-    """Tokenize texts with the model's tokenizer; return token ids int64 ``[len(texts), context_length]``.
+    """Return the token ids of texts by the model's tokenizer, int64 ``[len(texts), context_length]``.
 
     Args:
         config: the configuration of the model, which decides between open_clip's own tokenizer and one of transformers.
         preprocess: the preprocessing of the model; its entry ``texts`` describes a tokenizer of transformers.
         texts: the texts, not yet cleaned.
     """
+    # open_clip's own tokenizer.
     if own_tokenizer(config):
         tokenize = simple_tokenizer(config)
         return tokenize(list(texts))
+
+    # A tokenizer of transformers.
     tokenizer_settings = preprocess.get("texts")
     tokens = prompt_tokens(tokenizer_settings, cleaned(config, texts), full_length=True)
     ids = tokens["input_ids"]

@@ -145,7 +145,8 @@ def drawn_clip(config: LibraryConfig) -> Any:
 def _check_config(config: LibraryConfig) -> None:
     """Raise an error if a model is not supported, judging by its configuration alone.
 
-    The check comes before anything is built, because building could ask the hub or fill the memory.
+    The check comes before anything is built, because building could ask the hub or fill the memory: the configuration
+    comes from a file and may hold anything.
 
     Raises:
         InputError: with the first setting that is not supported, or all impossible numbers.
@@ -155,6 +156,8 @@ def _check_config(config: LibraryConfig) -> None:
             raise InputError(f"{_ORIGIN} has no {section}")
     text_cfg = text_cfg_of(config)
     vision_cfg = object_in(config, "vision_cfg", _ORIGIN)
+
+    # The class of open_clip, for messages.
     name = "CustomTextCLIP" if config.get("custom_text") else "CLIP"
 
     # Settings that are not supported. A list of layers stands for the stages of a ResNet.
@@ -187,7 +190,7 @@ def _check_config(config: LibraryConfig) -> None:
 
 
 def _problems_of_sizes(config: LibraryConfig) -> list[str]:
-    """List the impossible numbers of layers and tokens in a configuration."""
+    """Return one message for each impossible number of layers or tokens in a configuration; empty if all can be."""
     problems = []
     for section in SECTIONS:
         layers = object_in(config, section, _ORIGIN).get("layers", 12)
@@ -200,7 +203,9 @@ def _problems_of_sizes(config: LibraryConfig) -> list[str]:
 
 
 def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
-    """Yield the reasons why a model is not supported: its heads cannot be separated, or its features not be compared.
+    """Yield the reasons why a model is not supported; nothing if it is.
+
+    Its heads cannot be separated from each other, or its features of images and texts cannot be compared.
 
     Args:
         model: open_clip's model, on the meta device. Its image tower is open_clip's own or a timm model, its text tower
@@ -230,6 +235,8 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
     """Yield the reasons why the features of open_clip's own text tower cannot be compared with those of images."""
+    # There must be one feature of a text, from a token that is found in texts of the model's own tokenizer, and of the
+    # width of the features of images.
     if text.pool == "none":
         yield "its TextTransformer does not pool, so there is no one feature of a text"
     if text.pool == "eos" and own_tokenizer(config):
@@ -279,7 +286,7 @@ def _block_obstacles(path: str, block: Any) -> Iterator[str]:
     description = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
 
     # First the block with torch's attention. Then every block must be the custom one, and only after that its attention
-    # can be asked for extra settings.
+    # can be asked for extra settings, which other classes do not have. So the order matters, and one reason is enough.
     if type(block) is ResidualAttentionBlock:
         if type(attention) is not nn.MultiheadAttention:
             yield f"{description}, expected nn.MultiheadAttention"

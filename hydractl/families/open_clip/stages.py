@@ -26,9 +26,10 @@ def _run_block(block: Any, state: State) -> State:
 
 
 def visual_stages(model: Any) -> Stages:
-    """Cut the image tower into stem, blocks and readout; the readout gives normalised features ``[B, D]``.
+    """Return the image tower (encoder) in its stages; its readout gives normalised features ``[B, D]``.
 
-    The stem and the pooling are open_clip's own methods.
+    The stages are the stem (all before the first block), the blocks, and the readout (all after the last block). Stem
+    and pooling are open_clip's own methods.
     """
     visual = model.visual
     if isinstance(visual, TimmModel):
@@ -67,7 +68,7 @@ def visual_stages(model: Any) -> Stages:
 
 
 def _trunk_stages(visual: TimmModel) -> Stages:
-    """Cut an image tower that is a timm model: the stages of the family timm, with open_clip's projection at the end.
+    """Return the stages of an image tower that is a timm model: those of timm, with open_clip's projection at the end.
 
     Args:
         visual: the tower; its ``trunk`` is the timm model, its ``head`` the projection.
@@ -92,8 +93,9 @@ def _trunk_stages(visual: TimmModel) -> Stages:
 
 
 def text_stages(model: Any) -> Stages:
-    """Cut the text tower into stem, blocks and readout; the readout gives normalised features ``[classes, D]``.
+    """Return the text tower (encoder) in its stages; its readout gives normalised features ``[classes, D]``.
 
+    The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
     Together they do what open_clip's ``encode_text`` does, and ``build_zero_shot_classifier`` with the prompts of each
     class.
     """
@@ -173,7 +175,7 @@ def _pooled_texts(tower: TextTower, state: State) -> Tensor:
 
 
 def _text_projection(tower: TextTower) -> Projection | None:
-    """Return the projection at the end of the text tower; None if there is none."""
+    """Return the last linear layer of the text tower, as functions of its inputs and parameters; None without one."""
     layer = tower.module.text_projection
     if layer is None:
         return None
