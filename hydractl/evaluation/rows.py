@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,11 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
             raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
         of_that_name = [row for row in of_the_model if row.name == answer.model.name]
         for row in of_that_name or of_the_model:
-            row.stored = chosen_by(answer, path)
+            chosen = chosen_by(answer, path)
+            if chosen.conformal is None and chosen.calibration == row.stored.calibration:
+                # Prediction sets depend on the probabilities alone, which stay the same.
+                chosen = replace(chosen, conformal=row.stored.conformal)
+            row.stored = chosen
             row.seen = merged(row.seen, checked(answer.seen, path))
     return rows
 

@@ -79,6 +79,19 @@ def test_what_fits_no_longer_is_left_out_and_said_so(capsys: pytest.CaptureFixtu
     assert "warnings" not in document and "conformal" in open_source("other.st").description.extra
 
 
+def test_a_file_without_prediction_sets_leaves_those_of_the_same_calibration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calibrated(capsys, "base.st", *VAL, "--temperature", "2", "--conformal", "0.2", "-o", "with_sets.st")
+    sets = open_source("with_sets.st").description.extra["conformal"]
+    calibrated(capsys, "with_sets.st", *VAL, "--threshold", "id:0.2", "-o", "threshold.json")
+    document = calibrated(capsys, "with_sets.st", "--calibration", "threshold.json", "-o", "kept.st")
+    assert "warnings" not in document and open_source("kept.st").description.extra["conformal"] == sets
+    calibrated(capsys, "with_sets.st", *VAL, "--temperature", "3", "-o", "other.json")
+    calibrated(capsys, "with_sets.st", "--calibration", "other.json", "-o", "left_out.st")
+    assert "conformal" not in open_source("left_out.st").description.extra
+
+
 def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["msp", "energy", "margin", "mi"]
     asked = [*VAL, *OOD_VAL, "--ood-score", ",".join(names), "--threshold", "ood:0.9"]
