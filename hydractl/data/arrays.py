@@ -88,9 +88,9 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the images and labels in a ``.npz`` file, whose arrays ``?x=``, ``?y=`` and ``?classes=`` name.
 
     ``x`` are the images, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3. ``y`` are the labels, integers or
-    unicode strings ``[N]`` or ``[N, 1]``. ``classes`` are the class names, unicode strings ``[K]``. Only the images
-    must be there. All headers are checked before an array is unpacked. The images are read through once, so that a
-    damaged file is refused here and not later.
+    unicode strings ``[N]`` or ``[N, 1]``. ``classes`` are the class names, unicode strings ``[K]``. The images must be
+    there, and so must an array that the query names. All headers are checked before an array is unpacked. The images
+    are read through once, so that a damaged file is refused here and not later.
 
     Returns:
         The images, and their labels before they are mapped to the classes of a model.
@@ -428,6 +428,7 @@ def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) ->
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
         headers: the headers of the arrays in the file, by name of the array.
     """
+    # Missing arrays are None here; they are judged elsewhere.
     images = headers.get(names["x"])
     labels = headers.get(names["y"])
     classes = headers.get(names["classes"])

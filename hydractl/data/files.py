@@ -175,7 +175,7 @@ def printable(path: str) -> str:
 
 
 def read_image_list(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open an image list (UTF-8) with a path and optionally a label in each line.
+    """Return the images and labels of a list, a text file with a path and optionally a label in each line.
 
     Paths are relative to ``?root=`` if it is set, else to the folder of the list. If a line has a tab, the tab
     separates path and label. Otherwise the last field is the label if it is an integer, or if the line does not end
@@ -340,7 +340,7 @@ def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
 
 
 def read_folder(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Open a folder of images, or a folder of class folders with images.
+    """Return the images and labels of a folder of images, or of a folder of class folders with images.
 
     Every sub-folder is a class and holds its images at any depth. Ids are paths relative to the folder. Classes and
     files are sorted by name (by code points, so the order is the same on every machine). Hidden files and folders are

@@ -65,7 +65,11 @@ class JoinedSets(Dataset):
 
 
 def _joined_ids(parts: Sequence[Dataset]) -> list[str]:
-    """Return the ids of all sets. If two are equal, every id gets the SPEC of its set, and repeats are numbered."""
+    """Return the ids of all sets, one after another.
+
+    If two are equal, every id gets the SPEC of its set in front, e.g. ``day1/:cat/3.jpg``, and those that are still
+    equal are numbered.
+    """
     ids: list[str] = []
     for part in parts:
         ids += part.ids

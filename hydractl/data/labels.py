@@ -55,8 +55,8 @@ class RawLabels:
     def to_choose_by(self) -> Labels | list[Any] | None:
         """Return the labels by which samples of every class are chosen, or None without labels.
 
-        They are checked only after the choice, since bad ones may belong to samples that are not chosen. Until then
-        labels of several kinds are compared as texts.
+        They are checked only after the choice, since bad ones may belong to samples that are not chosen. Until then all
+        are compared as texts if any of them is bad.
         """
         if self.values is None or isinstance(self.values, np.ndarray):
             return self.values
@@ -119,8 +119,10 @@ def _sizes_if_sorted(labels: Sequence[Any] | Labels | None) -> list[int] | None:
     """
     if labels is None:
         return None
+
+    # A run is a stretch of equal labels: 0, 0, 0, 1, 1 has two, of lengths 3 and 2. The set is sorted if every class is
+    # one run.
     run_lengths = [len(list(run)) for _, run in itertools.groupby(labels)]
-    # A set is sorted if every class is one run of equal labels.
     runs = len(run_lengths)
     if runs <= 1 or runs >= len(labels):
         return None

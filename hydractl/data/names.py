@@ -70,9 +70,10 @@ def label_set(name: str) -> LabelSet:
 
 
 def index_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
-    """Match names that a data set publishes for its classes to a model's labels, if these are a built-in list.
+    """Return the index of each published class name in a model's labels, if these are a built-in list.
 
-    Upper and lower case do not matter, nor whether words are separated by spaces, ``_``, ``-`` or ``/``.
+    The names of a data set may be published in another form, e.g. ``aquarium_fish`` for ``aquarium fish``. Upper and
+    lower case do not matter, nor whether words are separated by spaces, ``_``, ``-`` or ``/``.
 
     Returns:
         The index in ``labels`` for each name that the data set publishes; other names are left out. It is empty if the
@@ -234,7 +235,8 @@ def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
 def _class_folders(folder: Path, where: str) -> list[str]:
     """Return the names of the class folders in a folder, sorted.
 
-    Torchvision sorts folders as texts; timm ignores case and sorts numbers in the names by their value.
+    Torchvision sorts folders as texts: ``c10`` before ``c2``. timm ignores case and sorts numbers in the names by their
+    value: ``c2`` before ``c10``.
 
     Raises:
         InputError: if there are no class folders, or torchvision and timm would number them differently.

@@ -198,6 +198,7 @@ class PseudoOod(Dataset):
 
         The assignment is random, but depends only on the ids and the seed.
         """
+        # With two kinds, the samples in random order get 0, 1, 0, 1, ... Hashes of their ids put them into that order.
         total = len(self)
         random_order = sorted(range(total), key=lambda i: self._digest("kind", i))
         kinds_in_turn = np.arange(total) % len(self._names)

@@ -248,6 +248,7 @@ def _shard_paths(spec: DataSpec) -> list[str]:
     """
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
+    # A folder stands for all tar files in it, anything else for the names that its braces expand to.
     path = os.path.expanduser(spec.path)
     if os.path.isdir(path):
         files = [entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar")]
@@ -300,6 +301,7 @@ def _expand_inside(inside: str) -> list[str]:
     Raises:
         ValueError: if it is neither, or if a range is too long or descending.
     """
+    # A list, or else a range of numbers.
     match = _RANGE.fullmatch(inside)
     if match is None:
         if "," not in inside:
@@ -310,5 +312,5 @@ def _expand_inside(inside: str) -> list[str]:
     last = int(last_text)
     if last < first or last - first >= _MOST_SHARDS:
         raise ValueError(f"{{{inside}}} is no range upwards of at most {_MOST_SHARDS:,}")
-    width = len(first_text)
+    width = len(first_text)  # numbers are filled with zeros up to it
     return [str(number).zfill(width) for number in range(first, last + 1)]

@@ -99,7 +99,7 @@ def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -
     Raises:
         InputError: if columns are missing, or rows are broken or have no text (all are listed).
     """
-    # If the user has named a column of texts, no second one is looked for by known names.
+    # If the user has named a column of texts (?text=), a second one is not looked for by known names.
     names = dict(_NAMES)
     if "text" in spec.query:
         names["text_b"] = ()

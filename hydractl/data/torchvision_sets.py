@@ -133,7 +133,9 @@ def _open_source(spec: DataSpec, name: str, split: str) -> Any:
 
 
 def _argument_of_split(spec: DataSpec, name: str, split: str, set_class: Any) -> dict[str, bool | str]:
-    """Return the argument, by name, that selects the split in torchvision's class; empty if the set has no splits.
+    """Return the argument that selects a split in torchvision's class of a set, by name; empty if it has no splits.
+
+    The split ``test`` is ``{"train": False}`` for some classes, and ``{"split": "test"}`` for others.
 
     Raises:
         UsageError: if the set does not have the split, or has splits and none was given.

@@ -27,7 +27,9 @@ CHOSEN_BY_CALIBRATE = ("calibration", "threshold", "ood_score", "conformal")
 def provenance(
     verb: str, seed: int, inputs: Sequence[str], details: Mapping[str, object], bases: Sequence[str] | None = None
 ) -> dict[str, object]:
-    """Return the record of how a file was made, without clock, host, user or path.
+    """Return the record of how a file was made.
+
+    It holds no time, host, user or path, so that the same command writes the same bytes anywhere.
 
     Args:
         verb: the command that made the file.

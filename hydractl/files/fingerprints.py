@@ -66,7 +66,7 @@ _SEEN = TypeAdapter(list[SeenRecord])
 
 
 def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
-    """Return the record of one data set that was seen.
+    """Return the record that a command has seen a data set, by which its samples can be recognised later.
 
     Args:
         by: the verb, or the part of it, that saw the samples.
@@ -75,7 +75,7 @@ def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
     """
     digests = dataset.sample_fingerprints()
 
-    # Keep the lowest fingerprints, shortened, each once.
+    # Keep the lowest fingerprints, shortened, each once: of two large sets with the same samples these are the same.
     different = {digest[:_DIGITS] for digest in digests}
     lowest = sorted(different)[:MOST]
     kept_bytes = bytes.fromhex("".join(lowest))
@@ -99,7 +99,7 @@ def merged(*lists: Iterable[Entry]) -> list[Entry]:
 
 
 def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
-    """Return which samples of a data set are known to be seen, bool ``[N]``.
+    """Return a mask of the samples of a data set that the entries show to have been seen, bool ``[N]``.
 
     For sets larger than :data:`MOST` only some fingerprints are known, so a sample that is not marked may have been
     seen, too. Still, a leak of more than a few samples shows.

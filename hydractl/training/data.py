@@ -128,7 +128,7 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
 
     def validation() -> Iterator[tuple[Any, Tensor]]:
         """Yield batches of inputs and labels."""
-        labels_left = len(samples_of_process)
+        labels_left = len(samples_of_process)  # of the samples to compute, those with a label that counts
         for inputs, labels in read(samples_to_compute, 0):
             yield inputs, labels[:labels_left]
             labels_left -= len(labels)
@@ -220,7 +220,7 @@ class Augmentation:
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
         for item in items:
-            name, _, value = item.partition(":")  # NAME or NAME:VALUE
+            name, _, value = item.partition(":")  # NAME:VALUE, or NAME for the default, with an empty value
             values[name] = value
         image_format = family.image_format(preprocess)
         channels, _, _ = image_format.size
@@ -229,7 +229,8 @@ class Augmentation:
         self._mode = "L" if channels == 1 else "RGB"
         changes = _random_changes(values, image_format)
 
-        # After the changes: a crop already has the model's size; other images are resized as in evaluation.
+        # After the changes: a crop already has the model's size, so its pixels only become 0 to 1 and are normalised.
+        # Other images are resized, too, as in evaluation.
         has_model_size = "crop" in values
         if has_model_size:
             to_float = v2.ToDtype(torch.float32, scale=True)

@@ -102,7 +102,8 @@ def train_each(
             outcome = run.run().outcome()
             return Trained({"lr": lr, **outcome}, [], run)
 
-        # With several, one that fails is left out, and what the best so far leaves is kept on the CPU.
+        # With several, one that fails is left out, and the weights of the best so far are kept on the CPU. The newest
+        # result is the best only if it exceeds all earlier ones, so the first of equals stays.
         try:
             outcome = run.run().outcome()
             accuracy, nll = run.validate_result()
@@ -140,7 +141,10 @@ def best_of(results: Sequence[TrialResult]) -> TrialResult:
 
 
 def _left_by(run: Training) -> Saved:
-    """Return what a training that has ended leaves, under the names that it has in the saved run, on the CPU."""
+    """Return the weights that a training that has ended leaves, on the CPU, under their names in the saved run.
+
+    These are the final weights, and those of each model that the training has collected on its way, if it collects any.
+    """
     left = [{"steps": model.steps, "facts": dict(model.facts)} for model in run.left]
     kept = Saved({_LEFT: left})
     for name, parameter in run.parameters.items():

@@ -77,7 +77,7 @@ class History:
     waited: int = 0
 
     def loss_curve(self) -> list[float]:
-        """Return the loss over the steps in at most 60 points, each the mean of neighbouring steps."""
+        """Return the loss over the steps in at most 60 points, e.g. of 120 steps the mean of every two neighbours."""
         count = len(self.losses)
         points = min(count, _POINTS)
         curve = []
@@ -256,7 +256,8 @@ class Training:
                 samples_here = batch[:1]
             indices_to_read += samples_here
 
-        # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples.
+        # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples: with
+        # two batches of 32, each divided between two processes, the share here is 16 / 64 for both.
         self.model.train()
         epoch = len(self.history.epochs)
         stream = self.data.batches(indices_to_read, epoch)
@@ -264,7 +265,6 @@ class Training:
             samples_of_step = sum(len(batch) for batch in batches_of_step)
             shares = []
 
-            # The share counts all samples of the step, of all processes.
             for batch in batches_of_step:
                 samples_here = self._part_of_process(batch)
                 shares.append(len(samples_here) / samples_of_step)
@@ -372,6 +372,7 @@ class Training:
 
     def _end_epoch(self) -> None:
         """Validate, add the epoch to the history and the logs, and keep the weights if they are the best so far."""
+        # The mean loss of the steps of this epoch.
         history = self.history
         losses = history.losses[self._steps_of_ended_epochs() :]
         epoch: EpochFigures = {
@@ -513,7 +514,7 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save everything that decides how the training goes on. All processes call it at the same step.
+        """Save everything that decides how the training goes on, by the first process. All call it at the same step.
 
         A training that continues from it with :meth:`load_state_dict` gives the same bits as a training without a
         break.
@@ -526,7 +527,7 @@ class Training:
         team = self.context.team
         extra = self.context.extra
 
-        # Collect from all processes: random states.
+        # Each process has its own random state, e.g. for dropout; the first process collects them, as hex.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
         if team.rank != 0 or self.context.state is None:  # only the first process writes
@@ -543,6 +544,9 @@ class Training:
             "best": best_accuracy,
             "log": self.context.run_log.position(),
         }
+
+        # `collected` is what the course has collected, e.g. averaged weights. `extra` belongs to other trainings of the
+        # run, e.g. with other learning rates. Their keys differ from each other and from those above.
         collected = self.course.state()
         saved = Saved(progress | collected.progress | extra.progress, collected.tensors | extra.tensors)
         saved.add("model.", weights)

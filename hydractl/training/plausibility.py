@@ -23,7 +23,7 @@ def warnings_of_data(opened: Opened, *, in_passing: bool) -> list[str]:
 
 
 def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:
-    """Return warnings of the course of a training.
+    """Return what looks wrong about the course of a training, one sentence each; empty if nothing does.
 
     Args:
         outcome: the epochs and the loss curve.
@@ -32,6 +32,8 @@ def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, clas
             not compared with the loss of a uniform prediction.
     """
     warnings: list[str | None] = []
+
+    # The loss over the last quarter of the course, against that of a uniform prediction, log(classes).
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
         quarter = math.ceil(len(curve) / 4)

@@ -37,7 +37,11 @@ class RunLog:
     """
 
     def __init__(self, log: Log | None = None, path: Path | None = None, position: int = 0) -> None:
-        """Open the file and cut off what follows ``position``."""
+        """Open the log file and cut off what follows ``position``, in bytes; without a path nothing is written.
+
+        Raises:
+            OutputError: the file is there and is no log of a training.
+        """
         self._log = log or Log()
         self._path = path
         self._file: IO[bytes] | None = None

@@ -71,12 +71,13 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         InputError: the data do not fit the model or each other.
         UsageError: the options ask for a start that the model does not have.
     """
-    # The weights to start from. A contrastive training needs no classifier.
+    # The weights to start from: the model's, or new random ones.
     _refuse_filling_zeros(source, options)
     start = drawn(source, options.seed) if options.init == "random" else source
     drawn_names: tuple[str, ...] = ()
     if options.loss == "contrastive":
-        # Pairs have no classes. The class names come from the model or ``--labels``, else from the validation set.
+        # Pairs of images and captions have no classes, and the model has no classifier. The class names come from the
+        # model or ``--labels``, else from the validation set.
         train_set = open_pairs(start, options)
         if options.init == "head":
             with_drawn_head(start, options.seed)  # raises, since such a model has no classifier
@@ -96,7 +97,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     if options.together is not None:
         members = options.together.sources(named, options.seed)
 
-    # Add the validation data, if any, without samples that are training data too.
+    # Add the validation data, if any, without samples that are training data too. The last two fields count the samples
+    # left out, and name the tensors that were drawn at random.
     if options.val is None:
         return Opened(members, train_set, None, 0, drawn_names)
     val_set = _open_labelled(options.val, named, options, class_names)
@@ -317,7 +319,7 @@ def _image_tower(source: Source, classes: int) -> Source:
     paths = [site.path for site in family.sites(config)]
     mask = description.mask.at(paths)
 
-    # Keep the tensors that both have: those of the image encoder.
+    # Keep the tensors that both have: those of the image encoder. They are read from the file when they are needed.
     names_of_classifier = set(stock_tensors(family, config))
     shared_names = names_of_classifier & set(source.tensors.names())
     infos = {name: source.tensors.info(name) for name in shared_names}
