@@ -399,7 +399,10 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
 
 
 def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why an array of this shape cannot be read as images, or None if it can."""
+    """Return why an array of this shape cannot be read as images, or None if it can.
+
+    It can if the shape is ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, without a 0.
+    """
     if len(shape) not in (3, 4):
         return f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed"
     if shape[0] == 0:

@@ -301,7 +301,11 @@ class _BatchReader:
 
 
 def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
-    """Yield the results of the reader, batch by batch, from worker processes; raise any error a worker returned."""
+    """Yield the results of the reader, batch by batch and in order, from worker processes.
+
+    Raises:
+        HydraError: if a worker was killed. An error that a worker returned in the place of a batch is raised as it is.
+    """
     import torch
     from torch.utils.data import DataLoader
 

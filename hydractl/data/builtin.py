@@ -240,7 +240,7 @@ def _to_grey(counts: npt.NDArray[Any]) -> Images:
 
 
 def _glyph_images(characters: str, variants: int, seed: int) -> Images:
-    """Draw every character several times, so that no two images are equal.
+    """Return images of characters, each drawn several times, so that no two images are equal.
 
     Args:
         characters: the characters to draw. Each round draws every character once.

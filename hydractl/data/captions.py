@@ -108,7 +108,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
         InputError: if images have no caption; all of them are listed.
     """
     spec.check_query(("image", "caption"))
-    caption_source = spec.query.get("caption", "txt")
+    caption_source = spec.query.get("caption", "txt")  # the ending of a file, or json.KEY
     images, texts = index_shards(spec, limit, caption_source)
     captions = []
     problems = []

@@ -137,7 +137,7 @@ def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) ->
     sigma, distance, rounds = constants
     height, width, channels = x.shape
 
-    # The authors round the smoothed image down to 8 bits.
+    # The authors round the smoothed image down to 8 bits: 0.5 becomes 127 / 255.
     levels = np.clip(smoothed(x, sigma), 0, 1) * 255
     eight_bits = np.floor(levels) / 255
 

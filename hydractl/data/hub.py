@@ -113,6 +113,7 @@ def _image_columns(schema: Any) -> list[str]:
         """Return whether an Arrow type holds bytes."""
         return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
+    # The `datasets` library stores an image as a struct with the field "bytes"; other programs store plain bytes.
     columns = []
     for column in schema:
         if types.is_struct(column.type):

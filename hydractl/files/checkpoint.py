@@ -429,7 +429,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[str, object]) -> str:
-    """Write ``source`` as one canonical safetensors file, with one tensor in memory at a time.
+    """Write tensors as one canonical safetensors file, with one tensor in memory at a time; return its SHA-256.
 
     Args:
         handle: the file to write to.
@@ -441,7 +441,7 @@ def write_tensors(handle: IO[bytes], source: TensorSource, description: Mapping[
     """
     import torch
 
-    # The header says in which order the tensors follow.
+    # The header says in which order the tensors follow. It is written first, so the hash begins with it.
     infos = {name: source.info(name) for name in source.names()}
     head, order = header_bytes(infos, description)
     digest = hashlib.sha256(head)

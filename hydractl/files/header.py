@@ -225,7 +225,7 @@ def _parse_header(text: bytes, path: Path) -> dict[str, object]:
 
 
 def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
-    """Check the entries of a header, and return the tensors that they describe.
+    """Return the tensors that the entries of a header describe, after checking them.
 
     Args:
         entries: the entries of the header, by the name of the tensor.

@@ -328,9 +328,9 @@ _NEEDED = {
 
 def _problem_line(problem: ErrorDetails) -> str:
     """Return a problem that pydantic found as one line: where it is, what is there, and what is needed."""
-    kind = problem["type"]
-    keys = problem["loc"]
-    value = problem["input"]
+    kind = problem["type"]  # e.g. "missing" or "float_type"
+    keys = problem["loc"]  # the way to the value: names of fields, and indices of lists
+    value = problem["input"]  # what is there; the whole object if a field is missing
     context = problem.get("ctx", {})
     path_of_value = _place_words(keys)
 

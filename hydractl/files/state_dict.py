@@ -95,6 +95,8 @@ class StateDict(MappedTensors):
                 weights = _without_wrappers(content[self.entry])
                 if "args" in content:
                     self.script = _WEIGHTS[self.entry]
+
+            # Only now is it known that there are tensors by name. All names may begin with one prefix, e.g. "model.".
             _check_tensors(weights)
             self.prefix = _prefix_of_all(weights)
             # A compiled model that is an attribute of a module has its wrapper behind the prefix.

@@ -52,7 +52,10 @@ def added_names(model: HydraModel) -> set[str]:
 
 
 def remove_idle(model: HydraModel) -> None:
-    """Remove each parametrisation in which nothing is trained, and restore the original weight."""
+    """Remove each parametrisation in which nothing is trained, and restore the original weight.
+
+    A parametrisation computes a weight from others, e.g. W + B A of a low-rank adapter (LoRA) with trained A and B.
+    """
     for module in list(model.modules()):
         if not parametrize.is_parametrized(module):
             continue

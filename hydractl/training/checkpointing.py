@@ -141,6 +141,8 @@ class StateFile:
         tensors = {name: file.read(name) for name in file.names()}
         if header["data_sha256"] != _digest_of_tensors(tensors):
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
+
+        # Other versions or another machine only make a warning: the run can go on, with other rounding.
         changed = differences(header["environment"], self.environment, "then")
         if changed:
             listed = "; ".join(changed)

@@ -361,7 +361,7 @@ class Reader:
         if bytes_of_all > CACHE_BYTES:
             return None
         every_sample = range(len(samples))
-        parts = batches(samples, preprocess, 256, workers=self._workers, indices=every_sample)
+        parts = batches(samples, preprocess, 256, workers=self._workers, indices=every_sample)  # 256 at a time
         return torch.cat([batch.inputs for batch in parts])
 
     def _batches_from_memory(self, memory: Tensor, indices: Sequence[int]) -> Iterator[tuple[Any, Any]]:
@@ -387,7 +387,7 @@ class Reader:
         # The random changes of a sample depend on its index, so each sample comes with it.
         numbered = Numbered(self._samples)
         for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
-            yield batch.inputs  # the pair that collate has returned: inputs and targets
+            yield batch.inputs  # the pair that `collate` has returned: inputs and targets
 
     def _targets(self, numbers: list[int]) -> Any:
         """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""

@@ -142,6 +142,7 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
         NonFiniteError: a model has weights that are not finite; it and the models after it are not written.
         OutputError, StorageError: an output cannot be written.
     """
+    # The provenance of every model has the same settings, and then what differs: history, number of the member, ...
     parent = dict(opened.source.description.provenance)
     common_details = {**decisive, "lr": trained.outcome["lr"], "parent": parent}
     digests = []

@@ -516,7 +516,7 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return the trained matrices of a model with pruned weights, each with a mask of the weights that are left.
+    """Return the trained matrices of a model with pruned weights, each with a mask of the weights that are not zero.
 
     The caller multiplies gradients by the mask. Pruned weights then stay zero: without a gradient, no optimizer moves
     them, nor does weight decay. A new classifier that starts from zeros is not pruned, and is left out.
