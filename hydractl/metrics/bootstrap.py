@@ -85,10 +85,10 @@ def resample(
     names: Names = None,
     advance: Callable[[int], None] = lambda rounds: None,
 ) -> Resampled:
-    """Compute every metric of a row on the data, and again in each bootstrap round.
+    """Return every metric of a model on the data, and again in each bootstrap round (a resample of all data sets).
 
-    A metric without a value on the data is not computed in the rounds. A metric with a value on the data has a value in
-    every round, except metrics of wrong answers: a round may draw no wrong answer.
+    Only a metric with a value on the data is computed in the rounds. It then has a value in every round, except that a
+    metric of wrong answers is NaN in a round that draws no wrong answer.
 
     Args:
         inside: the ID samples.
@@ -99,9 +99,9 @@ def resample(
         names: the names of the metrics to compute; None means all.
         advance: called with 1 after each round.
     """
-    # Measure the data first: only a metric with a value there is measured in the rounds.
+    # Measure the data themselves. A dotted key is e.g. "ood.svhn.auroc", of which "auroc" is the name of the metric.
     values: dict[str, float | None] = {}
-    values_in_rounds: dict[str, Floats] = {}
+    values_in_rounds: dict[str, Floats] = {}  # [R] each, filled below
     figures = ModelFigures(inside, outside, groups)
     for key, value in dotted_numbers(figures.blocks()):
         _, _, name = key.rpartition(".")
@@ -112,14 +112,13 @@ def resample(
         if value is not None:
             values_in_rounds[key] = np.empty(rounds)
 
-    # Each round draws from every set, and measures the metrics on the drawn samples. `draws` yields, for each set, how
-    # often each sample is drawn in one round after another.
+    # Each round draws from every set. `draws` has an endless iterator for each set, of which each step says how often
+    # every sample is drawn in the next round: [2, 0, 1] repeats the first of three samples and leaves the second out.
     sets = {"id": inside, **outside}
     draws = {name: draw(seed, name, len(samples)) for name, samples in sets.items()}
     for round_index in range(rounds):
         counts = {name: next(draws_of_set) for name, draws_of_set in draws.items()}
-        # The row of this round, flattened to the same dotted keys as the row of the data, e.g. "ood.svhn.auroc".
-        values_of_round = dict(dotted_numbers(figures.blocks(counts, names)))
+        values_of_round = dict(dotted_numbers(figures.blocks(counts, names)))  # the same dotted keys as on the data
         for key, rounds_of_key in values_in_rounds.items():
             rounds_of_key[round_index] = values_of_round[key]  # None becomes NaN
         advance(1)
@@ -133,10 +132,10 @@ def resample_aurocs(
     rounds: int = 1000,
     seed: int = 0,
 ) -> dict[str, Resampled]:
-    """Return the AUROC of several scores against each OOD data set, in the same rounds as :func:`resample`.
+    """Return the AUROC of several OOD scores against each OOD data set, on the data and in R bootstrap rounds.
 
-    This is faster: all scores share the draws, and many rounds are counted together, as integers until the last
-    division.
+    The rounds are those of :func:`resample`, but faster: all scores share the draws, and many rounds are counted
+    together. The AUROC against a set is None, and has no rounds, if this set or the ID data have no samples.
 
     Args:
         id_scores: the OOD scores of the ID samples, [N] each, by the name of the score.
@@ -147,10 +146,11 @@ def resample_aurocs(
     Returns:
         For each score, by its name, the AUROC against each OOD data set; the keys are the names of the data sets.
     """
+    # Measure the data themselves, and make room for the rounds, [R] for each score and set.
     resampled = {}
     pairs_by_score = {}
     for score, inside in id_scores.items():
-        values: dict[str, float | None] = {}
+        values: dict[str, float | None] = {}  # the AUROC by the name of the OOD set
         outside = {}  # the scores of the sets that have samples, if the ID data have samples, too
         for name, scores in ood_scores.items():
             curve = curve_of(inside, scores[score])
@@ -160,8 +160,8 @@ def resample_aurocs(
         pairs_by_score[score] = _Pairs(inside, outside)
         resampled[score] = Resampled(values, {name: np.empty(rounds) for name in outside})
 
-    # Measure all scores on the same draws, a block of rounds at a time, because the counts of all rounds may not fit
-    # into memory.
+    # Then all scores on the same draws, a block of rounds at a time: the counts of all rounds may not fit into memory.
+    # A block has as many rounds as keep the counts of the largest set within _BLOCK numbers, but at least one.
     sizes = {"id": _number_of_samples(id_scores)}
     for name, scores in ood_scores.items():
         sizes[name] = _number_of_samples(scores)
@@ -169,7 +169,7 @@ def resample_aurocs(
     rounds_in_block = max(1, _BLOCK // max(1, *sizes.values()))
     for start in range(0, rounds, rounds_in_block):
         stop = min(rounds, start + rounds_in_block)
-        counts = {}
+        counts = {}  # how often each sample is drawn, by data set
         for name, draws_of_set in draws.items():
             counts_of_rounds = [next(draws_of_set) for _ in range(start, stop)]
             counts[name] = np.stack(counts_of_rounds, axis=1)  # [N, rounds of the block]
@@ -188,10 +188,9 @@ def _number_of_samples(scores: Mapping[str, Floats]) -> int:
 
 
 def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
-    """Return the unweighted mean of the AUROCs of :func:`resample_aurocs` over all data sets.
+    """Return the unweighted mean over the OOD data sets of the AUROCs of one score, on the data and in each round.
 
-    The result holds the mean on the data and in each round. It has no value and no rounds if one of the sets has no
-    value, or if there are no sets.
+    The mean is None, and has no rounds, if one of the sets has no AUROC, or if there are no sets.
 
     Args:
         of_sets: the AUROC against each data set.
@@ -212,7 +211,7 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
 
 
 def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resampled:
-    """Compute only ``id.accuracy`` and ``id.nll``, in the same rounds as :func:`resample` but much faster.
+    """Return only ``id.accuracy`` and ``id.nll``, on the data and in the rounds of :func:`resample`, but much faster.
 
     Args:
         inside: labelled ID samples.
@@ -229,7 +228,7 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
     counts_of_rounds = [next(draws) for _ in range(rounds)]
     counts = np.stack(counts_of_rounds)  # [R, N]
 
-    # In a round the sum of the terms of the drawn samples is the product of counts and terms.
+    # The sum over the drawn samples of round r is sum_n counts[r, n] * terms[n], and a round draws N samples.
     values: dict[str, float | None] = {}
     values_in_rounds = {}
     for key, terms in terms_by_key.items():
@@ -242,8 +241,8 @@ def resample_id(inside: Samples, *, rounds: int = 1000, seed: int = 0) -> Resamp
 def intervals(resampled: Resampled) -> dict[str, list[float] | None]:
     """Return the 95 % interval ``[low, high]`` of every metric by its dotted key, e.g. "id.nll".
 
-    The interval goes from the 0.025 to the 0.975 quantile of a metric's values in the rounds of resampling. It is None
-    if the metric has no value on the data, or too few rounds with a value.
+    It goes from the 0.025 to the 0.975 quantile of a metric's values in the bootstrap rounds. It is None if the metric
+    has no value on the data, or a value in fewer than nine tenths of the rounds.
     """
     interval_by_key: dict[str, list[float] | None] = {}
     for key, value in resampled.values.items():
@@ -251,8 +250,8 @@ def intervals(resampled: Resampled) -> dict[str, list[float] | None]:
             interval_by_key[key] = None
             continue
 
-        # Some metrics, such as calibration errors, are biased: higher in the rounds than on the data. Their rounds are
-        # moved down; the rounds of all other metrics stay as they are.
+        # Calibration errors and other distances are biased: higher in the rounds than on the data. Their rounds are
+        # moved so that their median is the value on the data; the rounds of all other metrics stay as they are.
         rounds = _with_bias_removed(key, resampled.rounds[key], value)
         interval = _interval(rounds)
 
@@ -267,8 +266,9 @@ def intervals(resampled: Resampled) -> dict[str, list[float] | None]:
 def paired_differences(first: Resampled, other: Resampled) -> dict[str, PairedDifferenceEntry]:
     """Return the difference ``other - first`` of every metric by its dotted key, each with its 95 % interval.
 
-    The differences are paired: the interval is that of the differences in each round. If one of the two lacks a metric,
-    the difference and the interval are None. Both must come from the same data, seed and number of rounds.
+    The differences are paired: each round has a difference, ``other`` minus ``first`` on the same samples, and the
+    interval is that of these. If one of the two lacks a metric, the difference and the interval are None. Both must
+    come from the same data, seed and number of rounds.
 
     Args:
         first, other: the metrics of two rows, on the data and in the same rounds.
@@ -280,6 +280,7 @@ def paired_differences(first: Resampled, other: Resampled) -> dict[str, PairedDi
             differences[key] = {"value": None, "ci": None}
             continue
         difference = value - value_of_first
+        # The difference in each round, [R]; of biased metrics moved, so that the median is the difference on the data.
         difference_in_rounds = _with_bias_removed(key, other.rounds[key] - first.rounds[key], difference)
         differences[key] = {"value": difference, "ci": _interval(difference_in_rounds)}
     return differences
@@ -308,9 +309,9 @@ def _is_biased(key: str) -> bool:
 
 
 def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
-    """Yield without end, for each round, how often each of n samples is drawn, [n]; the counts add up to n.
+    """Yield without end, for one round after another, how often each of n samples is drawn, [n], n times in all.
 
-    The same seed, name of the data set and n give the same rounds.
+    For example [2, 0, 1] for three samples. The same seed, name of the data set and n give the same rounds.
 
     Args:
         seed: the seed of all draws.
@@ -326,8 +327,8 @@ def draw(seed: int, name: str, n: int) -> Iterator[Counts]:
         if not n:
             yield np.zeros(0, dtype=np.int64)
             continue
-        drawn_samples = generator.integers(0, n, n)
-        yield np.bincount(drawn_samples, minlength=n)
+        drawn_samples = generator.integers(0, n, n)  # n indices with repetitions, e.g. [0, 2, 0]
+        yield np.bincount(drawn_samples, minlength=n)  # how often each index occurs, e.g. [2, 0, 1]
 
 
 def _interval(values: Floats) -> list[float] | None:
@@ -364,20 +365,26 @@ class _Pairs:
             self._below[name] = (np.searchsorted(rising, scores), np.searchsorted(rising, scores, side="right"))
 
     def aurocs(self, counts: Mapping[str, Counts]) -> dict[str, Floats]:
-        """Return the AUROC against each data set in r rounds, [r], by its name.
+        """Return the AUROC against each OOD data set in r rounds, [r], by the name of the set.
+
+        It is the share of pairs of a drawn ID and a drawn OOD sample in which the OOD score is higher; ties count half.
 
         Args:
             counts: for each data set, how often each sample is drawn in these rounds, [N, r]; the ID data are named
                 ``id``.
         """
         samples, rounds = counts["id"].shape
-        # Row i holds the number of drawn ID samples among the i samples of lowest score, [N + 1, r].
+        # Row i holds the number of drawn ID samples among the i samples of lowest score, [N + 1, r]: counts of 2, 0, 1
+        # by rising score give 0, 2, 2, 3.
         drawn_among_first = np.zeros((samples + 1, rounds), dtype=np.int64)
         np.cumsum(counts["id"][self._order], axis=0, out=drawn_among_first[1:])
         aurocs = {}
+        # `below` and `at_or_below`, [K]: how many ID samples of the data score lower, or at most as high, as each OOD
+        # sample.
         for name, (below, at_or_below) in self._below.items():
-            # Twice the ID samples below each OOD sample, so that a tie, half a pair, is an integer, too: [K, r].
+            # A drawn ID sample that scores lower counts 2 (once in each term), an equal one 1, [K, r].
             twice_below = drawn_among_first[below] + drawn_among_first[at_or_below]
+            # Each OOD sample k counts as often as it is drawn: sum_k twice_below[k, r] * counts[k, r].
             twice_pairs_won = np.einsum("kr,kr->r", twice_below, counts[name])
-            aurocs[name] = twice_pairs_won / (2 * samples * len(below))
+            aurocs[name] = twice_pairs_won / (2 * samples * len(below))  # of N * K pairs
         return aurocs

@@ -54,12 +54,15 @@ def stored_calibration(entry: Any) -> Calibration | None:
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit the temperature of lowest mean NLL (negative log likelihood of the labels), between 0.01 and 100.
+    """Return the temperature T from 0.01 to 100 with the lowest mean NLL (negative log likelihood of the labels).
 
-    The NLL is convex in the scale 1/T, so scipy's brentq finds its minimum as the only zero of its derivative. If the
-    minimum lies outside the range, the nearer end is returned: 0.01 if every prediction is right (a lower T always
-    lowers the NLL), 100 if the labels are no more probable than the other classes. If the NLL does not depend on T, T
-    is 1: with one class only, with equally probable classes, or with certain labels.
+    The search runs over the scale s = 1/T, in which the NLL is convex. Its slopes at the two ends, s = 0.01 (T = 100)
+    and s = 100 (T = 0.01), decide:
+
+    * below 0, then above 0: T is where the slope is 0;
+    * 0 or more at both ends: T = 100, the labels are no more probable than the other classes;
+    * 0 or less at both ends: T = 0.01, every prediction is right, so that a lower T always lowers the NLL;
+    * 0 at both ends: T = 1, the NLL does not depend on T.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -67,12 +70,12 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """
     from scipy.optimize import brentq
 
-    # The temperature matters if in some sample the log p of the classes differ by more than rounding.
-    spreads = [np.ptp(block, axis=1).max() for _, block in _blocks(log_probs)]
+    # Where all classes are equally probable, or there is one class only, no T changes anything: take 1.
+    spreads = [np.ptp(block, axis=1).max() for _, block in _blocks(log_probs)]  # highest minus lowest log p
     if max(spreads) <= 1e-9:
         return Calibration.of_temperature(1.0)
 
-    # The NLL is convex, so its slopes at the ends of the range tell whether the minimum lies between them.
+    # The slope of a convex function never falls: what is not below 0 at the lowest scale rises up to the highest one.
     lowest_scale = 1.0 / HIGHEST_TEMPERATURE
     highest_scale = 1.0 / LOWEST_TEMPERATURE
     rises_throughout = _slope_of_nll(lowest_scale, log_probs, labels) >= 0.0
@@ -84,17 +87,18 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     if falls_throughout:
         return Calibration.of_temperature(LOWEST_TEMPERATURE)
 
-    # Find the scale to 14 digits, two more than the temperature keeps.
+    # The minimum lies between the ends. Find its scale to 14 digits, two more than the temperature keeps.
     scale = brentq(_slope_of_nll, lowest_scale, highest_scale, args=(log_probs, labels), xtol=1e-14, rtol=1e-14)
     return Calibration.of_temperature(1.0 / scale)
 
 
 def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
-    """Fit a scale and a bias for each class that minimise the mean NLL, held near temperature scaling by a weak ridge.
+    """Return vector scaling: the scale and the bias of each class with the lowest mean NLL plus a small penalty.
 
-    Temperature scaling has one scale 1/T for all classes, and no biases. The ridge is a small penalty on the distance
-    from it: 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2). It decides what the data leave open, e.g. the scale and
-    bias of a class without samples. NLL plus ridge is convex, so there is one minimum.
+    The calibrated p is the softmax of ``log p_k * scale_k + bias_k``. The penalty (a ridge) is on the distance from
+    temperature scaling, which has the one scale 1/T and no biases: 1e-6 / 2 * (sum (scale_k - 1/T)^2 + sum bias_k^2).
+    It decides what the data leave open, e.g. the scale and bias of a class without samples. NLL plus penalty is
+    convex, so there is one minimum.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -106,14 +110,14 @@ def fit_vector(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     temperature_scaling = fit_temperature(log_probs, labels)
     inverse_temperature = temperature_scaling.scales[0]
 
-    # A point of the search is one vector [2C]: the scales, then the biases. Temperature scaling is the centre of the
-    # ridge and the start of the search.
+    # The search is over one vector [2C]: the scales, then the biases. It starts at temperature scaling, from which the
+    # penalty measures the distance.
     start_scales = np.full(classes, inverse_temperature)
     start_biases = np.zeros(classes)
     centre = np.concatenate([start_scales, start_biases])
 
     def value_and_gradient(point: Floats) -> tuple[float, Floats]:
-        """Return what is minimised at a point [2C], mean NLL plus ridge, and its gradient [2C]."""
+        """Return what is minimised, mean NLL plus ridge, for scales and biases [2C], and its gradient [2C]."""
         scale = point[:classes]
         bias = point[classes:]
         nll, nll_gradient = _nll_and_gradient(log_probs, labels, scale, bias)
@@ -147,9 +151,9 @@ def fit_calibration(kind: str, log_probs: np.ndarray, labels: np.ndarray) -> Cal
 
 
 def check_enough_to_fit(labels: np.ndarray, where: str) -> None:
-    """Refuse labels [N] that a calibration cannot be fitted to: fewer than ten, or all the same.
+    """Raise an error if a calibration cannot be fitted to labels [N]: fewer than ten, or all of one class.
 
-    Where all samples are of one class, the fit only learns how often the model is right about that class.
+    From one class a fit only learns how often the model is right about that class.
 
     Args:
         labels: the labels of the validation samples.
@@ -173,28 +177,33 @@ def check_enough_to_fit(labels: np.ndarray, where: str) -> None:
 
 
 def temperature_interval(calibration: Calibration, log_probs: np.ndarray) -> ConfidenceInterval:
-    """Return the 95 % interval of a fitted temperature T; it is 0 to infinity where the samples say nothing of it.
+    """Return the 95 % interval of a fitted temperature T; 0 to infinity if the NLL of the samples does not depend on T.
 
-    It follows from the curvature of the NLL at its minimum, the observed Fisher information of log T: with the scale
-    s = 1/T, the second derivative of the summed NLL by log T is s^2 * (sum over samples of Var[log p]), where Var is
-    the variance over the classes under the calibrated p. The standard error of log T is one over its square root, and
-    the interval is T * exp(+-1.96 standard errors). The gradient is 0 at the minimum, so this does not hold at the ends
-    of the range of T.
+    With the scale s = 1/T and the calibrated probabilities q = softmax(s * log p) of a sample:
+
+    * information of log T = sum over samples of Var_q[s * log p], the variance over the classes weighted by q;
+    * standard error of log T = 1 / sqrt(information);
+    * interval = T * exp(-1.96 standard errors) to T * exp(+1.96 standard errors).
+
+    For example T = 2 with information 100: a standard error of 0.1, so 1.64 to 2.43. The information is the second
+    derivative of the summed NLL by log T at its minimum (observed Fisher information). T at an end of its range is no
+    minimum, and the interval does not hold there.
 
     Args:
         calibration: a calibration of the kind ``temperature``.
         log_probs: log p [N, C] of the averaged prediction, to which it was fitted.
     """
-    scale = calibration.scales[0]
+    scale = calibration.scales[0]  # s = 1/T
     information = 0.0
-    for _, block in _blocks(log_probs):
-        calibrated_probs = powers_of(block * scale).softmax
-        mean_log_p = np.einsum("nc,nc->n", calibrated_probs, block)
-        from_mean = (block - mean_log_p[:, None]) * scale
+    for _, block in _blocks(log_probs):  # log p of some of the samples, [n, C]
+        calibrated_probs = powers_of(block * scale).softmax  # q, [n, C]
+        mean_log_p = np.einsum("nc,nc->n", calibrated_probs, block)  # sum_k q_k * log p_k, [n]
+        from_mean = (block - mean_log_p[:, None]) * scale  # s * (log p_k - mean), [n, C]
+        # Var_q[s * log p] = sum_k q_k * from_mean_k^2, added up over the samples.
         information += float(np.einsum("nc,nc,nc->", calibrated_probs, from_mean, from_mean))
     if information < 1e-12:  # nothing but rounding
         return ConfidenceInterval(0.0, math.inf)
-    half = min(Z_95 / math.sqrt(information), _WIDEST_LOG)
+    half = min(Z_95 / math.sqrt(information), _WIDEST_LOG)  # of the interval of log T, bounded so that exp is finite
     temperature = 1.0 / scale
     return ConfidenceInterval(temperature * math.exp(-half), temperature * math.exp(half))
 
@@ -213,21 +222,21 @@ def _blocks(log_probs: np.ndarray) -> Iterator[tuple[slice, Floats]]:
 
 
 def _slope_of_nll(scale: float, log_probs: np.ndarray, labels: NDArray[np.int64]) -> float:
-    """Return the derivative of the mean NLL by the scale: the mean over samples of E[log p] - log p_y.
+    """Return the derivative of the mean NLL by the scale s = 1/T: the mean over samples of E_q[log p] - log p_y.
 
-    E is the expectation under the calibrated p, and y the label.
+    E_q is the mean over the classes weighted by the calibrated q = softmax(s * log p), and y is the label.
 
     Args:
-        scale: the inverse temperature.
+        scale: s, the inverse temperature.
         log_probs: log p [N, C] before calibration.
         labels: [N].
     """
     slope = 0.0
     for rows, block in _blocks(log_probs):
-        calibrated_probs = powers_of(block * scale).softmax
-        expected_log_probs = np.einsum("nc,nc->n", calibrated_probs, block)  # E[log p], [n]
+        calibrated_probs = powers_of(block * scale).softmax  # q, [n, C]
+        expected_log_probs = np.einsum("nc,nc->n", calibrated_probs, block)  # E_q[log p] = sum_k q_k * log p_k, [n]
         every_sample = np.arange(len(block))
-        label_log_probs = block[every_sample, labels[rows]]
+        label_log_probs = block[every_sample, labels[rows]]  # log p_y, [n]
         slopes_of_samples = expected_log_probs - label_log_probs
         slope += float(slopes_of_samples.sum())
     return slope / len(labels)
@@ -237,6 +246,9 @@ def _nll_and_gradient(
     log_probs: np.ndarray, labels: NDArray[np.int64], scale: Floats, bias: Floats
 ) -> tuple[float, Floats]:
     """Return the mean NLL under vector scaling, and its gradient [2C]: by the C scales, then by the C biases.
+
+    The calibrated q is the softmax over the classes k of z_k = log p_k * scale_k + bias_k. With the label y, the NLL of
+    a sample is -log q_y, and its derivative by z_k is q_k - 1[k = y].
 
     Args:
         log_probs: log p [N, C] before calibration.
@@ -250,19 +262,19 @@ def _nll_and_gradient(
     for rows, block in _blocks(log_probs):
         every_sample = np.arange(len(block))
         label_entries = (every_sample, labels[rows])  # an index that picks the label's entry of each row
-        scaled = block * scale + bias
+        scaled = block * scale + bias  # z, [n, C]
+        # shifted = z - max z and powers = exp(shifted), both [n, C]; total = the sum of the powers, [n, 1].
         _, shifted, powers, total = powers_of(scaled)
 
-        # Add minus the calibrated log p of the labels.
+        # log q_y = shifted_y - log(total)
         log_totals = np.log(total[:, 0])  # [n]
         label_log_probs = shifted[label_entries] - log_totals
         nll -= float(label_log_probs.sum())
 
-        # The derivative of a sample's NLL by the scaled log p of class k is p_k - 1[y = k], [n, C]. By the chain rule,
-        # multiply it by log p for the derivative by the scale; it is itself the derivative by the bias. Then add up
-        # over the samples.
+        # dNLL/dz_k = q_k - 1[k = y], with q = powers / total, [n, C].
         derivative = np.divide(powers, total, out=powers)
         derivative[label_entries] -= 1.0
+        # dNLL/dscale_k = dNLL/dz_k * log p_k and dNLL/dbias_k = dNLL/dz_k, both added up over the samples.
         scale_gradient += np.einsum("nc,nc->c", derivative, block)
         bias_gradient += derivative.sum(axis=0)
     gradient = np.concatenate([scale_gradient, bias_gradient])

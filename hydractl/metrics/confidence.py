@@ -21,6 +21,9 @@ class ConfidenceInterval(NamedTuple):
 def share_interval(count: float, total: float) -> ConfidenceInterval:
     """Return Wilson's 95 % score interval of the share ``count / total``; ``total`` is above 0.
 
+    With the share p, n in total and z = 1.96: (p + z^2/2n +- z * sqrt(p(1 - p)/n + z^2/4n^2)) / (1 + z^2/n). For
+    example 8 of 10: 0.490 to 0.943.
+
     The formula is written out because importing scipy.stats would take more than a second of every eval; a test
     compares it with scipy's.
 
@@ -29,9 +32,9 @@ def share_interval(count: float, total: float) -> ConfidenceInterval:
     z = Z_95
     # The interval is not symmetric around the share: its middle is pulled towards 1/2.
     share = count / total
-    spread = z * z / total
-    middle = share + spread / 2
-    variance = share * (1 - share) / total + spread / (4 * total)
+    spread = z * z / total  # z^2/n
+    middle = share + spread / 2  # p + z^2/2n
+    variance = share * (1 - share) / total + spread / (4 * total)  # p(1 - p)/n + z^2/4n^2
     half = z * math.sqrt(variance)
     low = (middle - half) / (1 + spread)
     high = (middle + half) / (1 + spread)

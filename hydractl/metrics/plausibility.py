@@ -69,11 +69,11 @@ def accuracy_warning(
     expected: ExpectedAccuracy | None = None,
     confidence: Floats | None = None,
 ) -> str | None:
-    """Return a warning of the accuracy on labelled samples; None if the accuracy is plausible.
+    """Return a warning of the accuracy on labelled samples, or of the labels; None if both are plausible.
 
-    It is implausible if it is no better than always guessing the largest class, or far below an accuracy known from
-    elsewhere. The sentence names another order of the labels if that would explain it. Labels of which two are swapped,
-    or of which many look drawn at random, are doubted whatever the accuracy is.
+    The accuracy is implausible if it is no better than always guessing the largest class, or far below the expected
+    accuracy. The sentence then names another order of the labels, if one clearly fits the predictions. Otherwise the
+    labels are doubted if two of them look swapped, or many look drawn at random.
 
     Args:
         predicted, labels: classes ``[N]``.
@@ -93,11 +93,11 @@ def accuracy_warning(
     is_correct = predicted == labels
     correct = int(is_correct.sum())
     warning = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
-    if warning is None:
+    if warning is None:  # a plausible accuracy: some of the labels may still be wrong
         drawn = None if confidence is None else _drawn_labels(predicted, labels, confidence, classes)
         return _swapped_labels(_confusion(predicted, labels, classes), names) or drawn
 
-    # The labels may be numbered in another order than the model's classes.
+    # An implausible accuracy: the labels may be numbered in another order than the model's classes.
     order = _fitting_order(predicted, labels, classes)
     if order is None:
         return f"{warning}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
@@ -142,10 +142,10 @@ def _below_largest(correct: int, total: int, largest: float) -> str | None:
 
 
 def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
-    """Return a warning of an accuracy that is nearer to guessing than to the expected accuracy; else None.
+    """Return a warning of an accuracy that is clearly nearer to guessing than to the expected accuracy; else None.
 
-    Accuracy is always lost on other data of the same task, and that is no fault: an accuracy in the upper half between
-    guessing and the expected accuracy raises no warning.
+    Some accuracy is always lost on other data of the same task. So there is no warning if the upper end of the
+    accuracy's 95 % interval reaches half way: 0.5, where guessing gets 0.1 and 0.9 are expected.
 
     Args:
         correct, total: the numbers of right predictions and of samples.
@@ -173,25 +173,28 @@ def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes:
 
 
 def _swapped_labels(confusion: NDArray[np.int64], names: Sequence[str] | None) -> str | None:
-    """Return a warning of two labels of which each stands for the class of the other; None if there are none.
+    """Return a warning of pairs of labels that look swapped, each standing for the class of the other; else None.
 
-    Of the samples with either label that are predicted as one of the two classes, the other class has more than half,
-    by an interval. A model that confuses two classes prefers one of them for both labels.
+    Two labels a and b look swapped if most samples labelled a are predicted as b, and most labelled b as a, both by the
+    lower end of a 95 % interval; other predictions do not count. A model that merely confuses two classes prefers one
+    of them for both labels.
 
     Args:
-        confusion: samples by label and prediction.
+        confusion: samples by label (row) and prediction (column), [C, C].
         names: the names of the classes; None if they are not known.
     """
-    prefers_other = confusion > confusion.diagonal()[:, None]
-    both_prefer = np.triu(prefers_other & prefers_other.T)
+    prefers_other = confusion > confusion.diagonal()[:, None]  # [label, other]: predicted as other more than as label
+    both_prefer = np.triu(prefers_other & prefers_other.T)  # only above the diagonal, so that a pair occurs once
     swapped = []
-    for first, second in np.argwhere(both_prefer):
-        shares = []
+    for pair in np.argwhere(both_prefer):
+        first, second = pair
+        shares = []  # of the samples of either label, the share predicted as the other, at least
         for label, other in ((first, second), (second, first)):
             as_other, as_itself = int(confusion[label, other]), int(confusion[label, label])
             shares.append(share_interval(as_other, as_other + as_itself).low)
         if min(shares) > 0.5:
-            swapped.append(" and ".join(str(label) if names is None else names[label] for label in (first, second)))
+            pair_names = [str(label) if names is None else names[label] for label in pair]
+            swapped.append(" and ".join(pair_names))
     if not swapped:
         return None
     return (
@@ -202,20 +205,21 @@ def _swapped_labels(confusion: NDArray[np.int64], names: Sequence[str] | None) -
 def _drawn_labels(
     predicted: NDArray[np.int64], labels: NDArray[np.int64], confidence: Floats, classes: int
 ) -> str | None:
-    """Return a warning if many labels look drawn at random, which the confusion of the model does not explain.
+    """Return a warning if more than 15 % of the labels look drawn at random; None if not, or if it cannot be told.
 
-    A model confuses some classes and others never. Labels drawn at random fall on all pairs of a label and a prediction
-    alike. So the rarer half of all pairs of different classes is found in one half of the samples, and counted in the
-    other: if a share r of the labels is drawn, it has r times what chance would give. Only the confident half of the
-    samples is taken, in which a model errs least, and random labels have to explain most of its errors.
+    A model confuses some pairs of classes often and others hardly ever, but labels drawn at random fall on all pairs of
+    a label and a prediction alike. So count the samples on the pairs that the model confuses least: share of drawn
+    labels = this count / the count if all labels were drawn. For example 30 samples, where 120 would be expected of
+    drawn labels alone: a share of 25 %.
 
-    Two classes have no rare pairs, and few samples do not tell which are: there is no warning of these.
+    It cannot be told with two classes, few samples, or an accuracy that is not clearly above 0.5.
 
     Args:
         predicted, labels: classes ``[N]``.
         confidence: the highest probability of each sample, ``[N]``.
         classes: C, the number of classes of the model.
     """
+    # Take only the more confident half of the samples, in which a model errs least.
     confident = confidence >= np.median(confidence)
     predicted, labels = predicted[confident], labels[confident]
     total = len(labels)
@@ -223,34 +227,49 @@ def _drawn_labels(
     if classes < 3 or total < _SAMPLES_PER_CELL * classes**2 or share_interval(right, total).low <= _CLEAR:
         return None
 
-    # Count the rarer pairs of each half in the other half.
+    # Of the samples at even and at odd places: the counts by label and prediction, and what they would be if all labels
+    # were drawn, which spreads the samples of each prediction evenly over the labels; [C, C] each.
+    even = _confusion(predicted[0::2], labels[0::2], classes)
+    odd = _confusion(predicted[1::2], labels[1::2], classes)
+    even_if_drawn = np.broadcast_to(even.sum(axis=0) / classes, even.shape)
+    odd_if_drawn = np.broadcast_to(odd.sum(axis=0) / classes, odd.shape)
+
+    # Take the half of the pairs that are confused least among the even samples, and count them among the odd ones, then
+    # the other way round. Counted in the same samples they would be too few, as they are the least by their noise, too.
     is_error = ~np.eye(classes, dtype=bool)
-    halves = [_confusion(predicted[start::2], labels[start::2], classes) for start in (0, 1)]
-    chances = [np.broadcast_to(half.sum(axis=0) / classes, half.shape) for half in halves]  # if all labels were drawn
-    found = by_chance = 0.0
-    for here, other in ((0, 1), (1, 0)):
-        pairs = np.flatnonzero(is_error & (chances[here] > 0))
-        rates = halves[here].flat[pairs] / chances[here].flat[pairs]
-        rarer = pairs[np.argsort(rates, kind="stable")[: len(pairs) // 2]]
-        found += halves[other].flat[rarer].sum()
-        by_chance += chances[other].flat[rarer].sum()
-    if not by_chance:
+    counted = counted_if_drawn = 0.0
+    for here, here_if_drawn, other, other_if_drawn in (
+        (even, even_if_drawn, odd, odd_if_drawn),
+        (odd, odd_if_drawn, even, even_if_drawn),
+    ):
+        pairs = np.flatnonzero(is_error & (here_if_drawn > 0))  # indices in the flattened [C, C]
+        rates = here.flat[pairs] / here_if_drawn.flat[pairs]
+        least_confused_first = pairs[np.argsort(rates, kind="stable")]
+        least_confused = least_confused_first[: len(pairs) // 2]
+        counted += other.flat[least_confused].sum()
+        counted_if_drawn += other_if_drawn.flat[least_confused].sum()
+    if not counted_if_drawn:
         return None
-    low = share_interval(int(found), total).low * total / by_chance
+
+    # Warn if the share is high even at the lower end of its 95 % interval, and drawn labels then explain most errors; a
+    # drawn label still is the right one with chance 1/C.
+    share = counted / counted_if_drawn
+    low = share_interval(int(counted), total).low * total / counted_if_drawn
     errors = 1 - right / total
     explained = low * (1 - 1 / classes)
     if low <= _DRAWN or explained <= errors / 2:
         return None
     return (
-        f"about {min(found / by_chance, 1.0):.0%} of the labels look drawn at random (at least {low:.0%} by the 95 % "
+        f"about {min(share, 1.0):.0%} of the labels look drawn at random (at least {low:.0%} by the 95 % "
         "interval): confident predictions are wrong for all classes alike; are these the labels of these samples?"
     )
 
 
 def _fitting_order(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> str | None:
-    """Return, as the end of a sentence, an order of the labels that clearly fits the predictions; None if none does.
+    """Return words on a renumbering of the labels that fits the predictions better; None if none clearly does.
 
-    None also if the labels fit best as they are.
+    They end a sentence, e.g. "with another order of the labels (label 0 as 1, 1 as 0) it would be 0.912", which is the
+    accuracy after renumbering.
 
     Args:
         predicted, labels: classes ``[N]``.
@@ -258,23 +277,24 @@ def _fitting_order(predicted: NDArray[np.int64], labels: NDArray[np.int64], clas
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    # Find the best of all orders: the assignment of labels to classes with the most right predictions. A label that no
-    # sample has gets an arbitrary class, which changes nothing.
-    confusion = _confusion(predicted, labels, classes)
-    every_label, places = linear_sum_assignment(confusion, maximize=True)
+    # Assign to each label another class, none of them twice, such that the most predictions are right: label l becomes
+    # class new_classes[l]. A label that no sample has gets an arbitrary class, which changes nothing.
+    confusion = _confusion(predicted, labels, classes)  # samples by label and prediction, [C, C]
+    every_label, new_classes = linear_sum_assignment(confusion, maximize=True)  # every_label: 0..C-1
     total = len(labels)
-    most_correct = int(confusion[every_label, places].sum())
+    most_correct = int(confusion[every_label, new_classes].sum())
 
-    # Accept it only if its accuracy is clearly above guessing, and it is better than the labels as they are.
+    # Accept it only if its accuracy is clearly above guessing and above 0.5, and better than with the labels as they
+    # are, which have the diagonal right.
     low = share_interval(most_correct, total).low
     is_clear = low > max(_largest_share(labels), _CLEAR)
-    is_better = most_correct != int(confusion.trace())
+    is_better = most_correct > int(confusion.trace())
     if not is_clear or not is_better:
         return None
 
     # Name only labels that stand for another class than before.
-    moved_labels = np.flatnonzero(places != every_label)
-    moves = [f"{label} as {places[label]}" for label in moved_labels[:_MOST_SHOWN]]
+    moved_labels = np.flatnonzero(new_classes != every_label)
+    moves = [f"{label} as {new_classes[label]}" for label in moved_labels[:_MOST_SHOWN]]
     if len(moved_labels) > _MOST_SHOWN:
         moves.append("...")
     listed = ", ".join(moves)
@@ -285,9 +305,13 @@ def _fitting_order(predicted: NDArray[np.int64], labels: NDArray[np.int64], clas
 
 
 def nll_warning(label_log_probs: Floats, classes: int) -> str | None:
-    """Return a warning of the log probabilities of the labels, ``[N]``, in nats; None if they are plausible.
+    """Return a warning of a mean NLL that is clearly above log C, that of the uniform prediction; else None.
 
-    If their mean is below that of the uniform prediction, the probabilities are worse than no prediction at all.
+    The probabilities are then worse than no prediction at all. For 10 classes, log C is 2.303.
+
+    Args:
+        label_log_probs: log p of the label of each sample, in nats, ``[N]``.
+        classes: C, the number of classes of the model.
     """
     uniform = math.log(classes)
     losses = -label_log_probs
@@ -329,7 +353,10 @@ FEWEST_OF_A_QUANTILE = 20
 
 
 def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDArray[np.int64]) -> str | None:
-    """Return a warning of a calibration that was just fitted: too many numbers, or an uncertain temperature; or None.
+    """Return a warning of a calibration that was just fitted to N samples; None if it looks well fitted.
+
+    * Vector scaling: it fits more numbers than there are samples, or some class has no sample.
+    * A temperature: it is at an end of its range, or the upper end of its 95 % interval is more than twice the lower.
 
     Args:
         calibration: the fitted calibration.
@@ -337,7 +364,7 @@ def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDA
     """
     samples = len(log_probs)
     temperature = calibration.temperature
-    if temperature is None:
+    if temperature is None:  # vector scaling
         numbers = 2 * len(calibration.scales)  # a scale and a bias for each class
         fitted_to = f"{samples} validation samples"
         if samples >= numbers:
@@ -373,19 +400,25 @@ def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDA
 
 
 def threshold_warning(asked: Threshold, value: float, scores: Floats, option: str) -> str | None:
-    """Return a warning of a threshold that was chosen by too few samples, or flags none or all of them; else None.
+    """Return a warning of a threshold on the OOD score, at or above which samples are flagged; None if it looks right.
 
-    ``id:0`` flags none, and ``ood:1`` all, because they are to.
+    ===========================  ==================================================================
+    the user asked for           warned of if
+    ===========================  ==================================================================
+    ``score:X``, the value       it flags none or all of the samples
+    ``id:S`` or ``ood:S``        it was chosen by fewer than 20 samples
+    the same, with enough        it flags none though S is above 0, or all though S is below 1
+    ===========================  ==================================================================
 
     Args:
-        asked: how the threshold was chosen, or given.
+        asked: what the user asked for, the share S or the value itself.
         value: the threshold.
-        scores: the OOD scores of the validation samples ``[N]``: those that it counts, or for a given score all.
-        option: the option that names the samples.
+        scores: the OOD scores ``[N]`` of the validation samples that it was chosen by, or for ``score:X`` is tried on.
+        option: the option that names these samples.
     """
     n = len(scores)
     share_flagged = flagged(scores, value)
-    flags = None  # what it flags, if that is not what was asked for
+    flags = None  # "none" or "all", if that is not what was asked for
     is_given = asked.side == "score"
     if share_flagged == 0 and (is_given or asked.number > 0):
         flags = "none"
@@ -403,14 +436,15 @@ def threshold_warning(asked: Threshold, value: float, scores: Floats, option: st
 
 
 def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floats]) -> str | None:
-    """Return a warning of an OOD score that tells no OOD validation set from the ID samples; else None.
+    """Return a warning of an OOD score that separates no OOD validation set from the ID validation set; else None.
 
-    It tells a set if its AUROC is above the 95 % interval of that of equally distributed scores.
+    It separates a set if its AUROC is above what chance reaches: above 0.5 + 1.96 * sqrt((N + K + 1) / (12 N K)), the
+    standard deviation of the AUROC of N and K equally distributed scores. For N = K = 100 that is 0.58.
 
     Args:
-        score: its name.
-        inside: its values on the ID validation samples ``[N]``; None without any.
-        outside: by OOD validation set its values ``[K]``.
+        score: the name of the score.
+        inside: its values on the ID validation samples ``[N]``; None without ID validation data.
+        outside: its values ``[K]`` on each OOD validation set, by the name of the set.
     """
     if inside is None or not outside:
         return None
@@ -418,10 +452,11 @@ def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floa
     for values in outside.values():
         curve = curve_of(inside, values)
         assert curve is not None  # both sets have samples
-        aurocs.append(auroc(curve))
+        area = auroc(curve)
         deviation = math.sqrt((len(inside) + len(values) + 1) / (12 * len(inside) * len(values)))
-        if aurocs[-1] > 0.5 + Z_95 * deviation:
+        if area > 0.5 + Z_95 * deviation:
             return None
+        aurocs.append(area)
     chance = f"chance may with {len(inside)} samples of --val (AUROC {max(aurocs):.3f})"
     advice = "give more, choose another, or hedge with --train, which needs no OOD samples"
     return f"{score} tells --ood-val from --val no better than {chance}: {advice}"
@@ -431,9 +466,9 @@ def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floa
 
 
 def full_sets_warning(fitted: Conformal, mean_size: float | None, classes: int) -> str | None:
-    """Return a warning of conformal sets if every set holds every class; else None.
+    """Return a warning of conformal prediction sets if every set holds every class; else None.
 
-    If that is so because of too few validation samples, :func:`few_for_sets_warning` has said it.
+    None also if too few validation samples are the reason, of which :func:`few_for_sets_warning` warns.
 
     Args:
         fitted: the threshold of the sets.
@@ -446,7 +481,9 @@ def full_sets_warning(fitted: Conformal, mean_size: float | None, classes: int) 
 
 
 def few_for_sets_warning(fitted: Conformal, classes: int) -> str | None:
-    """Return a warning of conformal sets that were fitted to too few validation samples; else None.
+    """Return a warning of conformal prediction sets that were fitted to too few validation samples; else None.
+
+    They are so few that every set holds every class, or fewer than 20.
 
     Args:
         fitted: the threshold of the sets.
