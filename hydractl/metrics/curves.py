@@ -62,7 +62,10 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
 
 
 def reliability_bins(samples: Samples) -> ReliabilityCurve:
-    """Return accuracy against confidence of labelled samples, in the bins of ``ece``; None in bins without samples."""
+    """Return the reliability curve of labelled samples: confidence and accuracy in each of the 15 bins of ``ece``.
+
+    In a bin without samples, the mean confidence, the accuracy and the ends of its 95 % interval are None.
+    """
     # For each bin: the number of samples, the number of right answers, and the sum of the confidences; all [BINS].
     sizes = samples.bin_sizes
     bins_of_correct = samples.bins[samples.correct]
@@ -86,7 +89,10 @@ def reliability_bins(samples: Samples) -> ReliabilityCurve:
 
 
 def risk_coverage_points(samples: Samples) -> RiskCoverageCurve:
-    """Return the risk-coverage curve (:data:`RISK_COVERAGE`) of labelled samples."""
+    """Return the risk-coverage curve of labelled samples: the error rate among the i most confident against i/N.
+
+    It has at most 201 points, at evenly spaced i from 1 to N.
+    """
     n = len(samples)
     evenly_spaced = np.linspace(1, n, min(n, POINTS))
     whole_numbers = evenly_spaced.round().astype(np.int64)
@@ -126,7 +132,9 @@ def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocCurve | None
 
 
 def _places_evenly_spaced(values: Floats) -> np.ndarray:
-    """Return the indices of at most 201 of the values, evenly spaced in value, including the first and the last.
+    """Return the indices of at most 201 of the values, the first and the last among them, evenly spaced in value.
+
+    All indices are returned if there are no more than 201 values.
 
     Args:
         values: [n] in rising order.
@@ -134,7 +142,7 @@ def _places_evenly_spaced(values: Floats) -> np.ndarray:
     n = len(values)
     if n <= POINTS:
         return np.arange(n)
-    marks = np.linspace(values[0], values[-1], POINTS)
+    marks = np.linspace(values[0], values[-1], POINTS)  # 201 evenly spaced numbers, to each of which a value is near
 
     # Each mark lies between two neighbouring values: keep the nearer one. `before` and `after` are their indices.
     # Clipping makes `before` at least 0 and `after` at most n - 1.
@@ -176,10 +184,14 @@ def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> S
 
 
 def _range_of(arrays: Sequence[Floats], inside: Floats) -> tuple[float, float]:
-    """Return the lowest and the highest value of all arrays, without values that are far from those inside.
+    """Return the ends of the range of a histogram: from the lowest to the highest score, without far outliers.
 
-    Equal ends are moved apart, as numpy.histogram does. So are ends that are so close, for their size, that in float64
-    the edges of bins between them would be equal.
+    An outlier is further beyond the 1 % or the 99 % quantile of the ID scores than three times their distance: with
+    quantiles of 2 and 4, below -4 or above 10. The ends are always apart; without any scores they are 0 and 1.
+
+    Args:
+        arrays: the scores of each data set that has samples.
+        inside: the scores of the ID set, [N].
     """
     if not arrays:
         return 0.0, 1.0
@@ -187,12 +199,17 @@ def _range_of(arrays: Sequence[Floats], inside: Floats) -> tuple[float, float]:
     highs = [float(values.max()) for values in arrays]
     low = min(lows)
     high = max(highs)
+
+    # Cut the range where outliers begin. ID scores that are all equal do not tell what is far.
     if inside.size:
         first, last = np.quantile(inside, (0.01, 0.99))
         beyond = _WIDTHS_BEYOND * (float(last) - float(first))
-        if beyond > 0:  # equal scores inside tell nothing of what is far
+        if beyond > 0:
             low = max(low, float(first) - beyond)
             high = min(high, float(last) + beyond)
+
+    # Move ends apart that are equal, as numpy.histogram does, or so close for their size that in float64 the edges of
+    # bins between them would be equal.
     narrowest = max(1e-300, 1e-13 * max(abs(low), abs(high)))
     if high - low > narrowest:
         return low, high

@@ -31,10 +31,10 @@ OOD_SCORES = {name: per_sample(score) for name, score in SCORES.items()}
 
 
 def two_u(id_scores: np.ndarray, ood_scores: np.ndarray) -> int:
-    """Return twice the Mann-Whitney U of the OOD samples, an exact integer in 0..2NK (0 if a side is empty).
+    """Return twice the Mann-Whitney U of the OOD samples, an exact integer in 0..2NK; 0 if a side has no samples.
 
-    It adds up, over all pairs of an OOD and an ID sample, 2 if the OOD score is higher and 1 if the two are equal, in
-    O((N + K) log(N + K)).
+    Each pair of an OOD and an ID sample counts 2 if the OOD score is higher, and 1 if the two are equal. For ID scores
+    1, 2 and the OOD score 2: 2 + 1 = 3. It takes O((N + K) log(N + K)).
 
     Args:
         id_scores: [N].
@@ -120,18 +120,20 @@ class Thresholds:
             self._below.append(np.searchsorted(scores[order], thresholds, side="left"))
 
     def curve(self, inside: Counts, outside: Counts) -> Curve | None:
-        """Return the curve of one draw; None if it holds no ID sample or no OOD sample.
+        """Return how many samples of a resample each threshold flags; None if it has no ID or no OOD sample.
 
         Args:
             inside: how often each ID sample is drawn, [N].
             outside: how often each OOD sample is drawn, [K].
         """
-        flagged = []
+        flagged = []  # the numbers of ID samples, then of OOD samples, at or above each threshold, [T] each
         for drawn, order, below in zip((inside, outside), self._orders, self._below, strict=True):
             if not drawn.any():
                 return None
-            drawn_among_first = np.zeros(len(drawn) + 1, dtype=np.int64)  # entry i: of the i lowest samples
+            # Entry i: the drawn samples among the i of lowest score. Counts of 2, 0, 1 by rising score give 0, 2, 2, 3.
+            drawn_among_first = np.zeros(len(drawn) + 1, dtype=np.int64)
             np.cumsum(drawn[order], out=drawn_among_first[1:])
+            # At or above a threshold are all that are drawn but those below it.
             flagged.append(drawn_among_first[-1] - drawn_among_first[below])
         false_positives, true_positives = flagged
         return Curve(true_positives, false_positives)
@@ -156,6 +158,7 @@ def auroc(curve: Curve) -> float:
     # An OOD sample wins a pair with each ID sample below it, and half a pair with each of equal score. Twice the pairs
     # won are the ID samples below it (N - false positives) plus those at or below it (N - higher).
     twice_below = 2 * curve.negatives - higher - curve.false_positives
+    # `gained`, [T]: the OOD samples whose score is the threshold itself.
     pairs_won = curve.gained * twice_below
     twice_u = int(pairs_won.sum())
     return twice_u / (2 * curve.negatives * curve.positives)

@@ -73,6 +73,8 @@ def check_finite(values: np.ndarray, name: str) -> Floats:
 def scaled(calibration: Calibration, log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return ``log p * scale + bias`` [N, C] from log p [N, C]; its softmax is the calibrated p.
 
+    Temperature scaling has the one scale 1/T and no bias, vector scaling a scale and a bias for each class.
+
     Args:
         calibration: the calibration of the averaged prediction.
         log_probs: log p of the averaged prediction, [N, C].
@@ -86,8 +88,8 @@ def scaled(calibration: Calibration, log_probs: Floats, arrays: Arrays = ON_ARRA
     is_vector = calibration.kind == "vector"
     if is_vector and len(scales) != classes:
         raise InputError(f"the calibration was fitted for {len(scales)} classes, the model has {classes}")
-    bounded = arrays.at_least(log_probs, LOWEST_LOG_P)
-    multiplied = bounded * arrays.numbers(scales)
+    bounded = arrays.at_least(log_probs, LOWEST_LOG_P)  # -1e150, so that the product does not overflow
+    multiplied = bounded * arrays.numbers(scales)  # scales: [1] or [C]
     if is_vector:
         return multiplied + arrays.numbers(calibration.bias or ())
     return multiplied
@@ -250,14 +252,16 @@ class Block:
         return self.arrays.argmax(probs, axis=1)
 
     def log_probs_of(self, classes: NDArray[np.int64]) -> Floats:
-        """Return log p of one class of each sample, [n]; without a calibration, no other class is looked at.
+        """Return log p of one class of each sample, e.g. its label, [n].
 
         Args:
             classes: the class of each sample, [n].
         """
+        # A calibrated p follows from log p of all classes.
         if self.calibration is not None:
             of_classes: Floats = self.arrays.taken(self.log_probs, classes[:, None])  # [n, 1]
             return of_classes[:, 0]
+        # Without a calibration only the one class is computed: log p_m of each member, then log of the mean of p_m.
         shifted_of_classes = self.arrays.taken(self._powers.shifted, classes[None, :, None])  # [M, n, 1]
         of_members = shifted_of_classes - self._log_total
         if len(of_members) == 1:
@@ -289,11 +293,12 @@ class Block:
         Source: Depeweg et al. 2018 (entropy of the mean less mean of the entropies); Lakshminarayanan et al. 2017 (the
         sum of divergences).
         """
-        if len(self.logits) == 1:
+        if len(self.logits) == 1:  # 0 for every sample, in an array of the same kind as the logits
             first_class = self.logits[0, :, 0]
             return self.arrays.filled(first_class, 0.0)
-        information = self._pooled_entropy - self.member_entropy.mean(axis=0)
-        # Comparisons and booleans are not reduced here: an exported file may hold no operator that does it.
+        information = self._pooled_entropy - self.member_entropy.mean(axis=0)  # H(p) - mean_m H(p_m), [n]
+        # Members differ if the range of their p is above 0 for some class. It is written with max and min, not with any,
+        # because an exported file may hold no operator that reduces booleans.
         probs = self.member_probs
         range_of_members = self.arrays.max(probs, axis=0) - self.arrays.min(probs, axis=0)  # [n, C]
         they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # [n]
@@ -302,7 +307,7 @@ class Block:
     def of_members(self, members: slice) -> Block:
         """Return a block of some members on the same samples, without a calibration.
 
-        It takes the exponentials, the probabilities and the entropies of its members from this block.
+        Exponentials, probabilities and entropies of the members are set from this block, and so not computed again.
         """
         some = Block(self.logits[members], None, self.arrays)
         some._powers = Powers(*(values[members] for values in self._powers))
@@ -377,13 +382,14 @@ def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Flo
 
 
 def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
-    """Return log p [N, C] of the mean over members, from the members' log-probabilities [M, N, C].
+    """Return log p [N, C] of the mean over M members, from the members' log-probabilities log p_m [M, N, C].
 
-    It is the logsumexp over members minus log M. If all members are equal, their own values come back exactly.
+    log p = log(1/M sum_m exp(log p_m)) = highest + log(sum_m exp(log p_m - highest)) - log M, where the highest log p_m
+    is subtracted so that no power overflows. If all members are equal, their values come back exactly.
     """
     members = len(log_probs)
     highest = arrays.max(log_probs, axis=0)  # [N, C]
-    powers = arrays.exp(log_probs - highest)
+    powers = arrays.exp(log_probs - highest)  # [M, N, C]
     # Add up one member after another: numpy adds up a single number of each member in another order.
     total = functools.reduce(operator.add, powers)
     log_members = arrays.number(float(np.log(float(members))))

@@ -76,10 +76,10 @@ def diversity_values(samples: Samples | Resample, names: Names = None) -> Blocks
 
 
 def little_diversity(values: Metrics, where: str) -> str | None:
-    """Return a warning that the members hardly differ on some data; None if they do differ.
+    """Return a warning that the members hardly differ on some data; None if they do, or for a single member.
 
     Args:
-        values: the metrics of :func:`diversity_values`. A single member has no ``disagreement``, and gets no warning.
+        values: the metrics of :func:`diversity_values`; of a single member ``disagreement`` is None.
         where: the name of the data, for the warning.
     """
     mi = values.get("mi")
@@ -99,18 +99,17 @@ def little_diversity(values: Metrics, where: str) -> str | None:
 def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
     """Return the unweighted means of the OOD metrics over the near, the far and all OOD data sets.
 
-    Args:
-        sets: the OOD metrics for each data set, by its name, and its ``group``: "near", "far" or
-            None; a set of None counts only in ``ood_avg``.
-        names: the keys of the metrics to average; None means all.
+    They are under ``near_avg``, ``far_avg`` and ``ood_avg``. A mean is None if the group has no data set, or if one of
+    its data sets has None.
 
-    Returns:
-        The means under ``near_avg``, ``far_avg`` and ``ood_avg``. A mean is None if the group has no data set, or if
-        one of its data sets has None.
+    Args:
+        sets: the OOD metrics of each data set by key, and its ``group``: "near", "far" or None; a set of None counts
+            only in ``ood_avg``.
+        names: the keys of the metrics to average; None means all.
     """
     averages: Blocks = {}
     for average_name in AVERAGES:
-        group = average_name.removesuffix("_avg")
+        group = average_name.removesuffix("_avg")  # "near", "far", or "ood" for all sets
         averaged = [values for values in sets.values() if group in ("ood", values["group"])]
         means: Blocks = {}
         for metric in _asked_for("ood", names):
@@ -141,21 +140,24 @@ class ModelFigures:
         self._by_score = {score: _ScoreFigures(inside, outside, score) for score in inside.scores}
 
     def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
-        """Return the values of a :class:`RowMetrics` without the pairs of members.
+        """Return all metrics of the model, in the nested form of :class:`RowMetrics` without its pairs of members.
 
         Args:
-            counts: for each data set, how often each of its samples is drawn; the ID data are named ``id``. None
-                measures the samples as they are.
+            counts: measures a resample: for each data set, how often each of its samples is drawn; the ID data are
+                named ``id``. None measures the samples as they are.
             names: the keys of the metrics to measure; None means all.
         """
+        # The data as they are, each sample counted once, or a resample of every set.
         samples: dict[str, Samples | Resample] = dict(self.sets)
         if counts is None:
             counts = {name: each_once(len(samples_of_set)) for name, samples_of_set in self.sets.items()}
         else:
             samples = {name: Resample(samples_of_set, counts[name]) for name, samples_of_set in self.sets.items()}
+
+        # The metrics by the leading score, those of the members, which depend on no score, and where there are several
+        # scores also the metrics by each of them.
         leading, *others = self._by_score.values()
         by_leading = self._detection(leading, counts, names)
-        # How much the members differ does not depend on a score.
         diversity = {name: diversity_values(samples_of_set, names) for name, samples_of_set in samples.items()}
         scores = {}
         if others:
@@ -164,10 +166,18 @@ class ModelFigures:
         return {"id": _id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
 
     def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts], names: Names) -> Blocks:
-        """Return the metrics of one score: by OOD set, their averages, and, for labelled ID data, of wrong answers."""
+        """Return the metrics by one OOD score: of each OOD set, their averages, and of wrong answers.
+
+        Their keys are ``ood``, ``near_avg``, ``far_avg``, ``ood_avg`` and, for labelled ID data only, ``errors``.
+
+        Args:
+            figures: what the metrics of the score are computed from.
+            counts: for each data set, how often each sample counts.
+            names: the keys of the metrics to measure; None means all.
+        """
         sets: dict[str, Blocks] = {}
         for name, thresholds in figures.thresholds.items():
-            curve = None
+            curve = None  # where the score is constant for the model: every metric is None
             if thresholds is not None:
                 curve = thresholds.curve(counts["id"], counts[name])
             samples = len(self.sets[name])  # as many as are drawn
@@ -220,7 +230,7 @@ def row_keys(ood_sets: Iterable[str], scores: Collection[str] = (), *, labelled:
         scores: the names of the OOD scores; several are reported beside the leading one.
         labelled: whether the ID data have labels.
     """
-    # The row of a model of two members on no samples has them all.
+    # Measure a model of two members and two classes on no samples: every value is None, but all keys are there.
     no_scores = {name: np.zeros(0) for name in scores or ["msp"]}
     labels = np.zeros(0, dtype=np.int64) if labelled else None
     nothing = samples_of(np.zeros((2, 0, 2)), labels, scores=list(no_scores), fitted_scores=no_scores)

@@ -87,26 +87,27 @@ def aece(samples: Labelled) -> float:
 
 
 def _shared_within_ties(confidence: Floats, correct: NDArray[np.bool_], ends: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the correctness of samples such that it does not matter which of equally confident ones a bin holds.
+    """Return for each sample whether it is right, 0 or 1; of equally confident samples in several bins their mean.
 
-    Without it the order within a tie, which may be that of rounding, would decide.
+    Which of equally confident samples falls into which bin, perhaps by rounding, then does not matter. For example the
+    confidences 0.5 0.9 | 0.9 0.9, where a bin ends at |, and 1 1 | 0 0 right: the result is 1 1/3 | 1/3 1/3.
 
     Args:
         confidence: of each sample, rising, [N].
-        correct: whether each sample is right, [N].
-        ends: the indices at which bins end, rising.
-
-    Returns:
-        ``correct``; or a copy in which the samples of each tie across an end have the mean of the tie.
+        correct: whether each sample is right, [N]; returned as it is if no tie lies in several bins.
+        ends: the indices at which bins end, rising; an end is the index of the first sample of the next bin.
     """
+    # The ends across which the samples on both sides are equally confident (to 1e-6).
     inside = ends[(ends > 0) & (ends < len(confidence))]
     tied = inside[confidence[inside] - confidence[inside - 1] <= EQUAL]
     if not len(tied):
         return correct
+
+    # Give all samples of the tie, from start to stop, their mean.
     shares = correct.astype(np.float64)
-    stop = 0
+    stop = 0  # where the tie before ends
     for end in tied.tolist():
-        if end < stop:  # the tie before goes on beyond this end
+        if end < stop:  # the tie before holds this end, too
             continue
         start = max(stop, int(np.searchsorted(confidence, confidence[end - 1] - EQUAL)))
         stop = int(np.searchsorted(confidence, confidence[end] + EQUAL, "right"))
@@ -143,9 +144,9 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
 
 
 def _weighted_gap(confidences: Iterable[Floats], corrects: Iterable[NDArray[Any]], samples: int) -> float:
-    """Return the sum over bins of n_b/N * |acc_b - conf_b|; empty bins add 0.
+    """Return the calibration error: the sum over bins b of n_b/N * |accuracy_b - mean confidence_b|; empty bins add 0.
 
-    The term of a bin equals |right predictions - sum of confidences| / N.
+    As n_b times a mean is a sum, the term of a bin equals |right predictions - sum of confidences| / N.
 
     Args:
         confidences: the confidences of the samples of each bin.
@@ -186,10 +187,10 @@ def disagreement(samples: Samples | Resample) -> float | None:
 
 
 def pairs(samples: Samples) -> list[PairDiversity]:
-    """Return ``mi`` and ``disagreement`` of each two members a < b, on average over the samples.
+    """Return the mutual information and the disagreement of each two members a < b, on average over the samples.
 
-    The list is empty if pairs were not compared, e.g. for a single member. If pairs were compared but there are no
-    samples, each pair is in the list with the value None.
+    The list is empty if pairs were not compared, e.g. for a single member. Without samples the values of all pairs are
+    None.
     """
     if not len(samples.pair_mi):
         return []

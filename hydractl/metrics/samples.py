@@ -153,7 +153,10 @@ class Samples(_Sorted):
         return bin_of(self.confidence)
 
     def places_and_sorted(self, order: Order) -> tuple[NDArray[np.int64], ByConfidence]:
-        """Return the indices [N] that sort the samples, and the samples in that order; sorted at the first call."""
+        """Return the indices [N] that sort the samples, and the samples in that order.
+
+        The three orders are sorted at the first call for each, and kept, as every resample needs them again.
+        """
         if order not in self._sorted:
             keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
             places = np.argsort(keys[order], kind="stable")
@@ -207,6 +210,8 @@ class Resample(_Sorted):
 
     def sorted_by(self, order: Order) -> ByConfidence:
         """Return the drawn samples in an order."""
+        # Nothing is sorted here: repeat each sample of the sorted data as often as it is drawn. Confidences 0.2, 0.5,
+        # 0.9 that are drawn 2, 0 and 1 times become 0.2, 0.2, 0.9.
         places, (confidence, correct) = self.samples.places_and_sorted(order)
         counts_in_order = self.counts[places]
         drawn_confidence = np.repeat(confidence, counts_in_order)
@@ -250,7 +255,9 @@ def samples_and_members(
     pairs: bool = True,
     alone: bool = True,
 ) -> tuple[Samples, list[Samples]]:
-    """Reduce member logits to :class:`Samples`, in float64, in one pass over blocks of samples.
+    """Return :class:`Samples`, the few numbers of each sample that metrics need: of the ensemble, and of each member.
+
+    The logits are read once, a block of samples at a time, and reduced in float64.
 
     Args:
         logits: [M, N, C], any float type; a memory map may be larger than memory. The result takes 40 + 4M bytes a
@@ -262,21 +269,23 @@ def samples_and_members(
         calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
         conformal: the threshold of prediction sets for samples with labels; None makes no sets.
         pairs: whether to compare each two members, which takes time quadratic in their number.
-        alone: whether to reduce the logits of each member alone.
+        alone: whether to reduce the logits of each member alone, without a calibration and with the score ``msp`` only.
 
     Returns:
-        The samples of the ensemble; and for each member what :func:`samples_of` returns for its logits and the labels
-        without further arguments, or an empty list. The members' exponentials are computed only once.
+        The samples of the ensemble, and a list with those of each member alone; the list is empty unless ``alone``.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
         InputError: the calibration is for another number of classes.
     """
     members = len(logits)
+    reduced_alone = range(members) if alone else range(0)
     parts: list[Samples] = []  # one for each block of samples
-    parts_by_member: list[list[Samples]] = [[] for _ in range(members if alone else 0)]
-    for rows, block in blocks(logits, calibration):
+    parts_by_member: list[list[Samples]] = [[] for _ in reduced_alone]  # the same for each member alone
+    for rows, block in blocks(logits, calibration):  # the slice of the block's samples, and their logits [M, n, C]
         labels_of_block = None if labels is None else labels[rows]
+
+        # The OOD scores of the ensemble, [n]: ready-made ones, or from the logits.
         values: dict[str, Floats | None] = {}  # None for a score that is constant for a single member
         for name in scores:
             values[name] = None
@@ -285,26 +294,29 @@ def samples_and_members(
             elif not says_nothing(name, members):
                 values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
         part = _samples_of_block(block, labels_of_block, values)
+
+        # Prediction sets, and the mean over the block's samples of the mutual information of each two members, [P].
         if conformal is not None and labels_of_block is not None:
-            in_set = prediction_sets(block.probs, conformal)  # [n, C]
-            covered = in_set[np.arange(len(part)), labels_of_block]
+            in_set = prediction_sets(block.probs, conformal)  # bool [n, C]
+            covered = in_set[np.arange(len(part)), labels_of_block]  # whether the set holds the label, [n]
             part = replace(part, set_sizes=in_set.sum(axis=1), covered=covered)
         if pairs:
             part = replace(part, pair_mi=pair_mi(block).sum(axis=1) / max(1, len(part)))
         parts.append(part)
+
+        # Each member alone takes its exponentials from the block, so that they are computed once.
         for member, parts_of_member in enumerate(parts_by_member):
             member_alone = block.of_members(slice(member, member + 1))
-            parts_of_member.append(
-                _samples_of_block(member_alone, labels_of_block, {"msp": SCORES["msp"](member_alone)})
-            )
+            scores_alone = {"msp": SCORES["msp"](member_alone)}
+            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, scores_alone))
     return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
 
 
 def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]) -> Samples:
-    """Return the samples of one block, without comparing pairs.
+    """Return :class:`Samples` of one block, without prediction sets and without comparing pairs of members.
 
     Args:
-        block: their logits.
+        block: the logits of its n samples.
         labels: [n]; None for data without labels.
         scores: the values of each OOD score, [n], or None.
 
@@ -314,7 +326,8 @@ def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Ma
     label_log_probs = None
     brier_terms = None
     if labels is not None:
-        label_log_probs = check_finite(block.log_probs_of(labels), "log p of the label")
+        label_log_probs = check_finite(block.log_probs_of(labels), "log p of the label")  # [n]
+        # The Brier score of a sample with the label y is sum_k (p_k - 1[y = k])^2, [n].
         error = block.probs.copy()
         error[np.arange(len(labels)), labels] -= 1.0  # p_k - 1[y = k], [n, C]
         brier_terms = np.square(error, out=error).sum(axis=1)
@@ -333,12 +346,12 @@ def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Ma
 
 
 def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = None) -> Samples:
-    """Join samples of one model, and sort them.
+    """Return the samples of all parts as one, in an order.
 
     Args:
-        parts: the samples, in several parts.
-        order: for each sample of the result, its index among the joined samples of all parts; None keeps them as they
-            are.
+        parts: samples of one model, at least one part, e.g. of each batch.
+        order: for each sample of the result, its index among the samples of all parts one after another; None keeps
+            them as they are.
     """
     first = parts[0]
     if order is None and len(parts) == 1:
@@ -351,16 +364,17 @@ def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = N
         all_values = np.concatenate(values, axis=-1)
         return all_values if order is None else all_values[..., order]
 
+    # All attributes but two are arrays with samples in the last dimension; the scores are a dict of such arrays.
     arrays: dict[str, Any] = {}
     for attribute in fields(Samples):
         if attribute.name not in ("pair_mi", "scores"):
             arrays[attribute.name] = joined([getattr(part, attribute.name) for part in parts])
     scores = {name: joined([part.scores[name] for part in parts]) for name in first.scores}
 
-    # The mutual information of pairs is a mean over samples, [P].
-    sizes = np.array([len(part) for part in parts])
+    # The mutual information of each of P pairs of members is a mean over samples: weight each part by its size.
+    sizes = np.array([len(part) for part in parts])  # [parts]
     weighted_means = np.stack([part.pair_mi for part in parts]) * sizes[:, None]  # [parts, P]
-    mean_of_pairs = np.asarray(weighted_means.sum(axis=0) / sizes.sum())
+    mean_of_pairs = np.asarray(weighted_means.sum(axis=0) / sizes.sum())  # [P]
     return Samples(**arrays, pair_mi=mean_of_pairs, scores=scores)
 
 
@@ -375,6 +389,6 @@ def pair_mi(block: Block) -> Floats:
         return block.mi[None]
     mi_of_pairs = np.empty((len(pairs), n))
     for index, (a, b) in enumerate(pairs):
-        only_these_two = slice(a, b + 1, b - a)
+        only_these_two = slice(a, b + 1, b - a)  # of members 1 and 3: [1:4:2], a view without a copy
         mi_of_pairs[index] = block.of_members(only_these_two).mi
     return mi_of_pairs
