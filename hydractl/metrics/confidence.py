@@ -33,8 +33,8 @@ def share_interval(count: float, total: float) -> ConfidenceInterval:
     # The interval is not symmetric around the share: its middle is pulled towards 1/2.
     share = count / total
     spread = z * z / total  # z^2/n
-    middle = share + spread / 2  # p + z^2/2n
-    variance = share * (1 - share) / total + spread / (4 * total)  # p(1 - p)/n + z^2/4n^2
+    middle = share + spread / 2
+    variance = share * (1 - share) / total + spread / (4 * total)
     half = z * math.sqrt(variance)
     low = (middle - half) / (1 + spread)
     high = (middle + half) / (1 + spread)

@@ -297,8 +297,8 @@ class Block:
             first_class = self.logits[0, :, 0]
             return self.arrays.filled(first_class, 0.0)
         information = self._pooled_entropy - self.member_entropy.mean(axis=0)  # H(p) - mean_m H(p_m), [n]
-        # Members differ if the range of their p is above 0 for some class. It is written with max and min, not with any,
-        # because an exported file may hold no operator that reduces booleans.
+        # Members differ if the range of their p is above 0 for some class. It is written with max and min: an exported
+        # file may hold no operator that reduces booleans, as any() does.
         probs = self.member_probs
         range_of_members = self.arrays.max(probs, axis=0) - self.arrays.min(probs, axis=0)  # [n, C]
         they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # [n]
