@@ -219,7 +219,9 @@ class Lazy(GreedySearch):
         this_step.counted[head] = this_step.known[head].counts
 
     def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> HeadEvaluation:
-        """Count all data without one more head, and store the counts and the forecast errors in the journal.
+        """Return the counts over all data without one more head, and how far the forecast of each objective was off.
+
+        Both are also stored in the journal.
 
         Args:
             head: the head to remove, in addition to those that the objectives of the step have removed already.

@@ -292,15 +292,14 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
 
 
 def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -> dict[str, int]:
-    """Return how many heads Headmap keeps at each site.
+    """Return how many heads Headmap keeps at each site, by the path of the site.
+
+    E.g. for 12 sites of 12 heads, ``keep`` 10 keeps 10 at each, and so does a ``budget`` of 24 (2 from each site).
 
     Args:
         heads: the candidates, each its site and head.
         keep: how many heads each site keeps; a site with fewer keeps all.
         budget: used only if ``keep`` is None: how many heads are removed in all, the same number at every site.
-
-    Returns:
-        The number of heads to keep, by the path of the site.
 
     Raises:
         UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.

@@ -326,9 +326,10 @@ def check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences_of_members(a: Source, b: Source) -> list[str]:
-    """List the differences between two members that are not allowed; each line names the value of the second member.
+    """Return a sentence for each difference between two members that is not allowed, e.g. "architecture x, not y".
 
-    If e.g. the architectures differ, only such differences are listed, since everything else would differ too.
+    The first value is that of ``b``. If e.g. the architectures differ, only such differences are listed, since
+    everything else would differ too.
     """
     first = a.description
     second = b.description

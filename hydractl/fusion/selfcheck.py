@@ -142,7 +142,7 @@ class _AveragedTensors:
 def self_check(
     plan: FusionPlan, sources: Sequence[Source], device: torch.device, seed: int, log: Log
 ) -> SelfCheckRecord:
-    """Compare the fused model with its members on random inputs.
+    """Return how the fused model compares with its members on random inputs; an error if it computes another answer.
 
     Every fused member is compared twice. Against the same member run alone with the averaged weights, it must be equal
     but for rounding. Against the member before averaging, the difference is the effect of averaging.

@@ -554,11 +554,12 @@ class Knee:
 
 
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
-    """Find the knee of a curve: the number of heads from which on more heads hardly raise the accuracy.
+    """Return the knee of a curve: the number of heads from which on more heads hardly raise the accuracy.
 
-    A polynomial is fitted by least squares; the knee is its point that is furthest above its chord. The chord joins the
-    first and the last point of the fitted curve, with both axes scaled to 0..1. Points below the chord do not count,
-    since accuracy only begins to rise there. Of equally distant points, the one with the fewest heads is returned.
+    A polynomial y(x) is fitted by least squares, with both axes scaled to 0..1. Its chord joins the first and the last
+    point, with the slope s = y(1) - y(0). The knee is the point furthest above the chord, at the greatest
+    (y(x) - y(0) - s x) / sqrt(1 + s^2); of equally distant points, the one with the fewest heads. Points below the
+    chord do not count, since accuracy only begins to rise there.
 
     Args:
         heads: the numbers of heads that were tried, ascending.
@@ -585,7 +586,8 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
         return Knee(most, None, fitted)
     y = (fitted - lowest) / rise
 
-    # Find the point furthest above the chord. Its distance is the vertical one, divided by the length of (1, slope).
+    # Find the point furthest above the chord: its vertical distance, divided by sqrt(1 + s^2). argmax returns the first
+    # of equal distances.
     slope = y[-1] - y[0]
     vertical = y - y[0] - slope * x
     above_chord = vertical / np.hypot(1.0, slope)
