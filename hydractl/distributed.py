@@ -148,7 +148,7 @@ def _restarts() -> str:
 
 
 def local_device(device: str) -> str:
-    """Return the device of this process. With ``cuda`` or ``auto``, each process on a machine gets its own GPU.
+    """Return the device of this process: with ``cuda`` or ``auto`` a GPU of its own, e.g. ``cuda:1``; else as given.
 
     Raises:
         UsageError: there are more processes than GPUs.

@@ -34,7 +34,8 @@ def read_whole(path: str | Path) -> bytes:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= MOST_BYTES:
-            content = file.read(MOST_BYTES + 1) if size == 0 else file.read()  # a device has no size, and may never end
+            # A device has the size 0, and may never end: read one byte more than is allowed, and refuse it below.
+            content = file.read(MOST_BYTES + 1) if size == 0 else file.read()
             if len(content) <= MOST_BYTES:
                 return content
     raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB")
@@ -52,7 +53,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def parse_json(text: str | bytes, origin: str) -> Any:
-    """Return a JSON document, parsed strictly.
+    """Return the value of a JSON text, parsed strictly, because files may be broken or made to do harm.
 
     Refused are duplicate keys, NaN, Infinity, numbers too large for a float, half characters and very deep nesting.
 
@@ -89,10 +90,11 @@ def parse_json(text: str | bytes, origin: str) -> Any:
             parse_constant=refuse_constant,
             parse_float=finite_number,
         )
-        if "\\u" in text:  # only an escape can be half a character (a lone surrogate), which cannot be encoded
+        # Only an escape can be half a character (a lone surrogate), which cannot be encoded, and so not be written.
+        if "\\u" in text:
             json.dumps(document, ensure_ascii=False).encode("utf-8")
         if _is_deeper(document, _DEEPEST):
-            raise RecursionError
+            raise RecursionError  # reported below, as the parser's own
         return document
     except json.JSONDecodeError as error:
         problem = error.msg.removesuffix(" at")

@@ -92,7 +92,10 @@ def bench(
     config: Config = None,
     whole_last_block: WholeLastBlock = False,
 ) -> Benchmark:
-    """Measure latency, memory and mult-adds; ratios are to the first model, in paired rounds.
+    """Measure latency, memory and mult-adds of models; ratios are to the first model, in paired rounds.
+
+    :mod:`hydractl.verbs.bench` runs every model once in each round, on the same inputs, in an order drawn anew. A ratio
+    is taken within a round, and its median over the rounds is reported.
 
     Args:
         models: one model, several, or a mapping from the names of rows to models. A list in the mapping is an ensemble

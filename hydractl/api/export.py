@@ -48,9 +48,9 @@ def export(
     dry_run: DryRun = False,
     config: Config = None,
 ) -> Exports:
-    """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl.
+    """Write a model for ONNX Runtime or plain PyTorch, to run without hydractl, and check it against the model.
 
-    It computes on the CPU in float32, and reads no data.
+    :mod:`hydractl.verbs.export` computes on the CPU in float32, and reads no data.
 
     Args:
         path: the ``.onnx`` or ``.pt2`` file, whose ending names the format; the same as ``output``, and wins over it.

@@ -143,7 +143,10 @@ def extract_circuit(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Circuit | Circuits:
-    """Rank heads by greedy search on validation data.
+    """Rank attention heads by greedy search on validation data: the order in which they can be removed.
+
+    :mod:`hydractl.verbs.extract_circuit` removes one head after another, each time the one without which the
+    ``objective`` is best, until ``budget``, ``keep`` or ``max_drop`` ends the search; ``headmap`` is a single pass.
 
     Returns:
         The circuit, which ``prune(circuit=...)`` takes; for several objectives, all ``circuits``.

@@ -338,7 +338,7 @@ def finetune(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Model:
-    """Fine-tune a dense or pruned model.
+    """Fine-tune a dense or pruned model on training data; heads that were removed stay removed.
 
     Several models are trained one after another, and so are the members of an ensemble by seeds. ``laplace`` trains
     nothing, but gives any model, also a fused one, a posterior of its last layer.

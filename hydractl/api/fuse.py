@@ -46,6 +46,9 @@ def fuse(
 ) -> Model:
     """Fuse pruned members into one model that gives their averaged prediction in one pass.
 
+    :mod:`hydractl.verbs.fuse` stores what the members share once, averages the parts in ``merge``, and checks the
+    result against the members.
+
     Args:
         models: the members, or one model that has several ``members``.
 
@@ -58,7 +61,7 @@ def fuse(
     """
     with checking() as call:
         parts = call.values["merge"]
-        for word in ("none", "auto"):
+        for word in ("none", "auto"):  # each says something of all parts
             if word in parts and len(parts) > 1:
                 call.add(f"--merge {word} stands alone, not with the others: {','.join(parts)}", "merge")
                 break

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def place_for_model(call: Call, name: str) -> Folder | None:
-    """Give a verb a temporary folder to write to, if a program names no output; return it, or None.
+    """Return a temporary folder for the output of a verb; None if ``output`` is given, or the command line calls.
 
     Args:
-        call: the call of the verb, which then has an output.
+        call: the call of the verb; its value of ``output`` is set to the file in the folder.
         name: the name of the file in the folder; empty for the folder itself.
     """
     if call.values["output"] is not None or not call.from_python:
@@ -33,10 +33,9 @@ def place_for_model(call: Call, name: str) -> Folder | None:
 
 
 def made(call: Call, outcome: Outcome, folder: Folder | None) -> Model:
-    """Return the model that a verb made, or several.
+    """Return the model or the models that a verb has written, opened again; on the command line the answer alone.
 
-    On the command line only the answer is printed. So nothing is opened again, and the module that could is not
-    imported, as it is heavy: what is returned is the document.
+    The command line prints the answer, and has no use for the model.
 
     Args:
         call: the call of the verb.
@@ -46,7 +45,7 @@ def made(call: Call, outcome: Outcome, folder: Folder | None) -> Model:
     result = outcome.returned()
     if not call.from_python:
         return result
-    models = import_module("hydractl.api.models")
+    models = import_module("hydractl.api.models")  # only here, because it imports torch
     files = [str(file) for file in outcome.files if file.suffix != ".json"]
     return models.Model([ModelRef(file, models.open_source(file), folder) for file in files], result)
 

@@ -138,6 +138,7 @@ def open(
         InputError: this is not a model of a supported family.
         UsageError: the model does not take one of the options.
     """
+    # An open model has its weights already.
     is_open = isinstance(model, Model | HydraModel)
     if is_open and (arch is not None or seed):
         raise UsageError("arch and seed are for a file or a name, and this model is open")
@@ -166,7 +167,7 @@ def open(
                 error.add_note(f"hint: {error.hint}")  # which a traceback shows
             raise
 
-    # Apply the arguments.
+    # Apply the arguments to a copy of the description; the source stays as it is.
     changed = source
     if name is not None:
         changed = replace(source, name=name)

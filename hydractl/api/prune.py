@@ -160,7 +160,10 @@ def prune(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Model:
-    """Cut heads out of a model.
+    """Cut attention heads out of a model, or set single weights to zero (``weights``).
+
+    :mod:`hydractl.verbs.prune` ranks the heads by a criterion (``method``) or by ``scores`` and removes those with the
+    lowest ones; or it keeps the heads of a ``circuit`` or a ``mask``.
 
     ``scores``, ``circuit``, ``mask`` and ``with_mask`` take a file or a document.
 
@@ -177,7 +180,8 @@ def prune(
     reads_no_data = criterion is not None and not criterion.needs_data
     with checking() as call:
         given = call.given
-        # What decides, and which options then have no effect.
+        # What decides, and which options then have no effect. ``call.unused`` puts them back to their defaults, and
+        # complains of those that were given to this verb.
         decisive = next(filter(given, _UNUSED), None)
         if decisive is not None:
             call.unused(*_UNUSED[decisive], because=decisive)
@@ -194,7 +198,8 @@ def prune(
             elif scope == "global" and order == "sequential":
                 call.unused("order", because="scope")
 
-        # What is needed.
+        # What is needed. Single weights have criteria of their own; whole heads come from exactly one source, and a
+        # ranking of heads needs a number, or a limit to the loss of accuracy (``max_drop``).
         if given("weights"):
             _check_criterion_of_weights(call, criterion, dtype)
         elif criterion is not None and not isinstance(criterion, Criterion):

@@ -147,7 +147,9 @@ def study(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
 ) -> Study:
-    """Find out whether any of this helps a model.
+    """Find out whether pruning and fusing help a model: choose variants on ``val``, and compare them on ``test``.
+
+    :mod:`hydractl.verbs.study` calls the other verbs, from pruning to evaluation, and comes to a verdict.
 
     It goes on where an earlier call was interrupted. The commands that it keeps name samples and a model in memory as
     messages do, such as ``memory:val``: to run them elsewhere, write these to files.

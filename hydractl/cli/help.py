@@ -89,7 +89,8 @@ def verb_help(name: str, columns: int, *, short: bool = False) -> str:
 
     signature = declared(name)
     verb = VERBS[name]
-    # Sort by the position of the group in _SHARED_GROUPS. The verb's own groups come first, since find() gives -1.
+    # The verb's own groups of options come first, then those that all verbs have, in their order: find() gives the
+    # position of a group's name in the text of those, and -1 for any other. Sorting keeps the order within a group.
     groups: dict[str, list[Row]] = {"Arguments": [(signature.model.placeholder(), signature.model.help)]}
     options = sorted(signature.options, key=lambda option: _SHARED_GROUPS.find(option.group))
     listed = [option for option in options if option.label != "MODEL" and not option.flagless]

@@ -54,7 +54,10 @@ class Bars(Progress):
         yield self._bars_that_fit(tasks)
 
     def _bars_that_fit(self, tasks: Sequence[Task]) -> Table:
-        """Return the bars with as many columns beside them as fit into a line; whole columns are left out."""
+        """Return the bars of the tasks in the widest layout of columns that fits into a line of the screen.
+
+        If none fits, the narrowest is taken.
+        """
         without_limit = self._screen.options.update(width=_ANY_WIDTH)
         table = Table()
         for layout in self._layouts:  # from the widest

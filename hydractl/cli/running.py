@@ -124,17 +124,18 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def run_verb(request: Request, answer: Answer) -> None:
-    """Run a verb and print its answer.
+    """Run a verb with the texts of its command line, and print its answer to standard output.
 
     Raises:
         HydraError: the error of the verb; its message names the source of each value that no flag gave.
     """
+    # The value of each option: of a flag, else a variable, else hydra.yaml, else the default.
     call = gather(declared(request.verb), request.given, os.environ, Path())
     log = ConsoleLog(quiet=call.values["quiet"], verbose=call.values["verbose"])
     call.log = log
     for line in unknown_variables(os.environ):
         log.warn(line)
-    works = False
+    works = False  # until the options have been checked
     with contextlib.ExitStack() as while_it_works:
 
         def ready() -> None:
@@ -154,6 +155,8 @@ def run_verb(request: Request, answer: Answer) -> None:
                 with importing():
                     importlib.import_module(engine)
 
+        # The verb's function checks its options, calls ready(), and works. What libraries print meanwhile goes to
+        # standard error, so that standard output has the answer alone.
         call.ready = ready
         with contextlib.redirect_stdout(Stray()):
             try:
@@ -172,12 +175,10 @@ _MOST_SHOWN = 20
 
 
 def _print_rows(outcome: Outcome, call: Call, answer: Answer) -> bool:
-    """Print rows as they are computed, as lines of JSON: if the output is a file or a pipe, or with ``-o -``.
+    """Print the rows of a verb such as ``predict`` as lines of JSON, while they are computed; return whether it did.
 
-    At a terminal only the first ones are kept in the document, for its table.
-
-    Returns:
-        Whether rows were printed.
+    It does for a file or a pipe, and with ``-o -``. At a terminal the rows are computed, and the first are kept in the
+    document, for its table. A verb without rows gives False.
     """
     if outcome.lines is None:
         return False
@@ -237,7 +238,7 @@ def _check_versions() -> None:
     # has no metadata, and nothing is checked. A library that is missing is reported when it is imported.
     for requirement in _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$"):
         name, _, oldest_version = requirement.partition(">=")
-        for version in _metadata_fields(name, r"^Version: *(\S+)"):
+        for version in _metadata_fields(name, r"^Version: *(\S+)"):  # none or one
             if Version(version) < Version(oldest_version):
                 message = f"{name} {version} is installed, and hydractl needs {requirement}"
                 raise UsageError(message, hint=f"pip install '{requirement}'")

@@ -178,7 +178,10 @@ def _parse_settings(settings: Iterable[str]) -> tuple[dict[str, str], list[str]]
 
 
 def _kind_and_path(text: str) -> tuple[str, str]:
-    """Split a SPEC without its query into its kind (from the scheme or the file ending) and its path."""
+    """Return the kind and the path of a SPEC without its query: ``("hf", "cifar10/test")`` of ``hf:cifar10/test``.
+
+    Without a known scheme the whole text is the path, and its ending tells the kind; ``path`` if it tells none.
+    """
     scheme, colon, path = text.partition(":")
     if colon and scheme in _SCHEMES:
         return scheme, path

@@ -78,7 +78,11 @@ class ModelRef:
 
 
 def _split_at_plus(text: str) -> list[str]:
-    """Split a text at each ``+`` that is not inside the name of an existing file; the longest such name counts."""
+    """Return the parts of a text between ``+`` signs, without splitting the name of an existing file.
+
+    ``a+b.st+c.st`` gives ``["a+b.st", "c.st"]`` if there is a file ``a+b.st``, else ``["a", "b.st", "c.st"]``. Of
+    several files that begin at the same place, the one with the longest name counts.
+    """
     pieces = text.split("+")
     refs = []
     while pieces:

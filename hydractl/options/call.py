@@ -356,7 +356,7 @@ def checking() -> Iterator[Call]:
     """Yield the call of the verb that runs, for a ``with`` block that checks options against each other.
 
     The block adds problems to the call; at its end all of them are raised as one UsageError. Without any, the work may
-    start, and ``call.ready`` says so.
+    start, and ``call.ready`` prepares it.
     """
     # Problems that every verb may have.
     call = current()

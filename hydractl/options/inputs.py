@@ -54,8 +54,9 @@ def inputs_of(call: Call) -> list[InputFile]:
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts that an option was given, without objects of a program."""
+    """Return the texts among the values of an option: texts, and specs that hold no object of a program in memory."""
     values = value if isinstance(value, list) else [value]
+    # Specs of models, data and documents have ``held``: None for what a text names, else an object in memory.
     return [str(item) for item in values if isinstance(item, str) or getattr(item, "held", item) is None]
 
 

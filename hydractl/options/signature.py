@@ -166,9 +166,10 @@ def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
 
 
 def _parts_of(annotation: Any) -> list[Any]:
-    """Return the types and the literal values of which an annotation consists: ``Sequence``, ``int``, ``"auto"``.
+    """Return the types and the literal values that an annotation consists of, at any depth.
 
-    What stands in ``Annotated`` is among them, wherever in the annotation it is.
+    ``Sequence[int] | Literal["auto"] | None`` gives ``[Sequence, int, "auto", NoneType]``; of ``Annotated[int, x]``
+    both ``int`` and ``x`` are parts.
     """
     origin = get_origin(annotation)
     if origin is None:

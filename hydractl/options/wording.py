@@ -83,7 +83,7 @@ def in_python(text: str, options: Sequence[Option] = (), arguments: Mapping[str,
 
 
 def _items(option: Option, value: Any) -> Sequence[Any]:
-    """Return the values of an option that takes several, or its one value."""
+    """Return the values of an option as a sequence: those of a list, or the one value."""
     return value if option.many and isinstance(value, list | tuple) else [value]
 
 
