@@ -133,8 +133,8 @@ MUTATIONS = (
     Mutation(
         "the token that is read counted among the others",
         "hydractl/model/layers.py",
-        "_weighted_mean(hidden, weights.scatter(1, positions, 0.0))",
-        "_weighted_mean(hidden, weights)",
+        "weights_of_others = weights.scatter(1, positions, 0.0)",
+        "weights_of_others = weights",
         "tests/model/test_model_layers.py -k class-token",
     ),
     Mutation(
@@ -204,8 +204,8 @@ MUTATIONS = (
     Mutation(
         "losses in 16 bits",
         "hydractl/training/losses.py",
-        "logits = self.model.member_logits(inputs)[0]\n        logits = _at_least_float32(logits)\n",
-        "logits = self.model.member_logits(inputs)[0]\n",
+        "logits = _at_least_float32(logits)\n        options = self.options\n",
+        "options = self.options\n",
         "tests/training/test_losses.py",
     ),
     Mutation(
