@@ -111,7 +111,7 @@ class TimmViT(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with timm's ``config.json`` and ``model.safetensors``."""
+        """Return the model in a folder with timm's ``config.json`` and ``model.safetensors``, or None."""
         config = read_config(folder / "config.json")
         if config is None or "architecture" not in config:
             return None

@@ -65,7 +65,7 @@ class DistanceStandIn(nn.Module):
 
 
 def why_unsupported_relative(model: Any) -> str | None:
-    """Return why the heads of a model cannot be pruned one by one; None if they can."""
+    """Return the first reason why the heads of a Beit or Swin cannot be pruned one by one; None if they can."""
     kinds = {type(block.attn) for block in blocks_of(model).values()}
     if not kinds <= KINDS.keys():
         names = sorted(kind.__name__ for kind in kinds)

@@ -24,6 +24,7 @@ class Arriving:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
+        # Begin all copies without waiting; those of a GPU have arrived once its event has been recorded.
         self._on_cpu = [tensor.to("cpu", non_blocking=tensor.is_cuda) for tensor in tensors]
         self._copied: list[torch.cuda.Event] = []  # an event on each GPU, after its copies
         for device in {tensor.device for tensor in tensors if tensor.is_cuda}:

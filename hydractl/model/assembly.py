@@ -124,7 +124,8 @@ class Assembly:
         network.load_state_dict(state, strict=False, assign=True)
 
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
-        """Return one chain for each tower."""
+        """Return one chain (the blocks of all members, run together) for each tower (encoder)."""
+        # Members that were merged have all weights of their MLPs in common.
         parts_per_member = {self._parts[name] for name in self._per_member}
         has_mlps_in_common = "mlp" not in parts_per_member
         chains = []
@@ -446,7 +447,7 @@ class LateWeights:
         tensor = self._tensors.read(stored)
         if self._device.type != "cpu":
             return tensor.to(self._device, torch.float32)
-        pages = page_buffer(torch.float32.itemsize * tensor.numel())
+        pages = page_buffer(torch.float32.itemsize * tensor.numel())  # bytes
         widened = pages.view(torch.float32).reshape(tensor.shape)
         return widened.copy_(tensor)
 

@@ -61,7 +61,7 @@ class _Meeting:
         return replace(self, mask=mask, query_rotary=query_rotary, relative=relative)
 
     def for_member_major(self, members: int, context: RunContext) -> _Meeting:
-        """Return the same meeting for the samples of all members in one batch, ``[M * B, ...]``.
+        """Return the same mask and positions for the samples of all members in one batch, ``[M * B, ...]``.
 
         What differs between samples is repeated for each member. Relative terms are dropped: members with such terms
         never run as one batch.
@@ -421,7 +421,9 @@ class HeadAttention(nn.Module):
         return [next(parts_with_heads) if projections.heads else None for projections in members]
 
     def _scaled_dot_products(self, q: Tensor, k: Tensor, v: Tensor, meeting: _Meeting) -> Tensor:
-        """Return the attended values ``[B, h, q, head_dim]``; rotary positions are applied to queries and keys before.
+        """Return the attended values ``softmax(q k^T * scale + mask) v``, ``[B, h, q, head_dim]``.
+
+        Rotary positions turn queries and keys before. The scale is 1 / sqrt(head_dim) unless relative terms name one.
 
         Args:
             q: queries ``[B, h, q, head_dim]``.

@@ -533,8 +533,8 @@ class Chain:
         return State(repeat(state.hidden), context)
 
     def readout(self, state: State) -> Tensor:
-        """Compute what each member reads out of the state after the last block, ``[M, B, ...]``."""
-        ran_once = self.start.blocks == len(self.sites)
+        """Return what each member reads out of the state after the last block, such as logits, ``[M, B, ...]``."""
+        ran_once = self.start.blocks == len(self.sites)  # all blocks are the same for all members
         hidden_of_members = self._hidden_of_each_member(state.hidden, common=ran_once)
         outputs = []
         for stages, hidden in zip(self._stages, hidden_of_members, strict=True):

@@ -273,7 +273,7 @@ def check_names_differ(names: Sequence[str]) -> None:
 
 
 def with_class_names(arguments: Sequence[ModelArgument], data: DataSpec, limit: int | None) -> list[ModelArgument]:
-    """Give class names to all zero-shot models in the arguments that have none.
+    """Return the MODEL arguments, in which all zero-shot models without class names have got some.
 
     Arguments that are measured on the same labels must have the same classes. So such a model takes the names of the
     first model that has names, or else those of the data. (An ensemble has already taken those of its own members.)

@@ -43,7 +43,7 @@ class Chosen:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], origin: str = "") -> Chosen:
-        """Read what was chosen from a file.
+        """Return what ``calibrate`` stored: OOD score, calibration, threshold and prediction sets, each None if not.
 
         Args:
             document: the part ``extra`` of a description, the record of the model in a predictions file, or the answer

@@ -580,7 +580,7 @@ def runs_of(positions: Collection[int]) -> list[slice]:
     """Group indices into runs of neighbours, ascending: 1, 2, 5 gives the slices 1:3 and 5:6."""
     runs: list[slice] = []
     for position in sorted(positions):
-        if runs and runs[-1].stop == position:
+        if runs and runs[-1].stop == position:  # it follows the last run: make that one longer
             runs[-1] = slice(runs[-1].start, position + 1)
         else:
             runs.append(slice(position, position + 1))

@@ -208,7 +208,10 @@ def times_written(tensor: Tensor) -> int:
 
 
 def _stacked(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> Tensor:
-    """Take each member's part of its weight, pad all to the same shape with zeros, and stack them to ``[M, ...]``."""
+    """Return each member's part of its weight, all padded with zeros to one shape, in one tensor ``[M, ...]``.
+
+    Weights ``[4, 8]`` and ``[6, 8]`` give ``[2, 6, 8]``.
+    """
     tensors = list(weights)
     if parts is not None:
         tensors = [part(weight) for part, weight in zip(parts, weights, strict=True)]

@@ -417,7 +417,8 @@ def _problems_of_sharing(
 def _expected_shapes(
     stock: Mapping[str, Tensor], family: ModelFamily, sites: Sequence[Site], mask: HeadMask
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a library's model with only the heads of a mask."""
+    """Return the shapes of the tensors of a library's model with only the heads of a mask, by name."""
+    # Cut the heads out of the tensors of each attention block, which have shapes but no numbers.
     tensors = dict(stock)
     for site in sites:
         all_heads = read_heads(family, stock, site, range(site.heads))

@@ -98,7 +98,7 @@ def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the class token and the mean of the patches, concatenated."""
+    """Return the logits ``[B, classes]`` from the class token and the mean of the patches, concatenated."""
     hidden = base.layernorm(state.hidden)
     registers = getattr(model.config, "num_register_tokens", 0)
     class_token = hidden[:, 0]
@@ -511,7 +511,7 @@ def layers_of(base: Any, layout: EncoderLayout) -> list[tuple[str, Any]]:
 
 
 def towers_of(model: Any) -> list[EncoderTower]:
-    """Return the encoder of a classifier, or the image tower and then the text tower of a CLIP or SigLIP."""
+    """Return the encoder of a classifier alone, or the image and then the text encoder (tower) of a CLIP or SigLIP."""
     name = type(model).__name__
     if name in TWO_TOWERS:
         keys = ["vision_model", "text_model"]
@@ -519,7 +519,7 @@ def towers_of(model: Any) -> list[EncoderTower]:
         keys = [ARCHITECTURES[name].layout]
     towers = []
     for key in keys:
-        prefix = key.partition(".")[0]
+        prefix = key.partition(".")[0]  # the attribute of the model that holds the encoder
         towers.append(EncoderTower(prefix, getattr(model, prefix), key))
     return towers
 

@@ -31,6 +31,7 @@ class DisentangledInPlace(nn.Module):
         self.span = library.pos_ebd_size
         self.to_position = "c2p" in library.pos_att_type
         self.to_content = "p2c" in library.pos_att_type
+        # Scores are q k plus up to two terms of distances, times 1 / sqrt(head_dim * number of terms).
         terms = 1 + self.to_position + self.to_content
         self.scale = (library.attention_head_size * terms) ** -0.5
 

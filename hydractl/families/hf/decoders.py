@@ -81,7 +81,7 @@ def kinds_of_layers(config: Any) -> Sequence[str]:
 
 
 def decoder_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
-    """Compute the embeddings, and the masks and angles of each kind of layer.
+    """Return the state before the first layer: the embeddings, and the masks and angles of each kind of layer.
 
     Args:
         base: transformers' decoder, e.g. a LlamaModel.
@@ -125,7 +125,8 @@ def decoder_stem(base: Any, inputs: Mapping[str, Tensor]) -> State:
         context["angles"] = angles
     context["tokens"] = padding_mask
 
-    # The last token that transformers reads of each text alone, [B, 1].
+    # The last token that transformers reads of each text alone, [B, 1]: its number is the greatest of those read.
+    # E.g. of 4 tokens, the last of them padding, the products are 0, 1, 2, 0, whose greatest is at position 2.
     is_read = torch.ones_like(ids, dtype=torch.bool) if padding_mask is None else padding_mask.bool()
     if config.pad_token_id is not None:
         is_read = is_read & (ids != config.pad_token_id)

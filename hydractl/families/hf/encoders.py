@@ -17,7 +17,7 @@ _ARGUMENTS = ("attention_mask", "relative_pos", "rel_embeddings")
 
 
 def encoder_stem(base: Any, inputs: Any) -> State:
-    """Run the part of transformers' forward pass before the first layer.
+    """Return the state before the first layer of an encoder, as transformers' forward pass computes it.
 
     Args:
         base: the encoder.
@@ -31,6 +31,8 @@ def encoder_stem(base: Any, inputs: Any) -> State:
         return _stem_of_pixels(base, inputs)
     if "pixel_values" in inputs:
         return _stem_of_pixels(base, inputs["pixel_values"])
+
+    # An encoder of texts: embed the tokens.
     mask_of_inputs = inputs.get("attention_mask")
     arguments = {"input_ids": inputs["input_ids"]}
     if "token_type_ids" in inputs:
@@ -47,6 +49,7 @@ def encoder_stem(base: Any, inputs: Any) -> State:
     mask = None if mask_of_inputs is None or mask_of_inputs.is_meta else mask_of_inputs
     context = _layer_arguments(base, hidden, mask)
     context["tokens"] = mask  # for means over tokens
+
     # ModernBERT has two kinds of layers, each with its own mask and angles.
     if hasattr(base, "rotary_emb"):
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]

@@ -169,7 +169,7 @@ class HFEncoder(ModelFamily):
     # --- finding a model ----------------------------------------------------------------------------------------------
 
     def load_folder(self, folder: Path) -> LoadedModel | None:
-        """Load a folder with transformers' ``config.json`` and ``model.safetensors``.
+        """Return the model in a folder with transformers' ``config.json`` and ``model.safetensors``.
 
         Returns:
             The model, or None if ``config.json`` was not written by transformers.
@@ -208,6 +208,7 @@ class HFEncoder(ModelFamily):
             # converts the names in the first two cases, and reports the differences in the third.
             tensors, unused_names = converted_weights(weights, folder, model, lacks_heads=bool(removed))
 
+        # The tokenizer or image processor, and the class names.
         preprocess = preprocessing_in(folder, model)
         if is_decoder(model):
             check_padding(config, padding_of(preprocess), str(folder))
@@ -396,7 +397,7 @@ class HFEncoder(ModelFamily):
             block.output.dense = nn.Identity()  # HeadAttention already applies the output projection
 
     def stages(self, model: Any) -> list[Stages]:
-        """Cut each tower of the model into stem, blocks and readout.
+        """Return the stages of each tower (encoder or decoder) of the model: stem, blocks and readout.
 
         The stem computes the embeddings and the masks. The readout is the final norm or pooler, and the classifier.
         """

@@ -99,7 +99,7 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
 def converted_weights(
     weights: TensorSource, folder: Path, model: Any, *, lacks_heads: bool = False
 ) -> tuple[DictTensors, list[str]]:
-    """Load weights with transformers, which converts older names of tensors, and keep the dtypes of the file.
+    """Return weights by the names of the installed transformers, which converts older ones, in the dtypes of the file.
 
     Args:
         weights: the weights of the folder; their names may be those of an older version.

@@ -128,7 +128,7 @@ def text_preprocess(
     padding: int | None = None,
     pads_with_end: bool = False,
 ) -> TextPreprocessing:
-    """Read the tokenizer of a published folder with its settings.
+    """Return what a checkpoint stores of the tokenizer in a published folder: its text, and settings.
 
     Args:
         folder: has a ``tokenizer.json``, or files from which transformers can make one.

@@ -262,7 +262,7 @@ def tokens_of(config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[
 
 
 def simple_tokenizer(config: LibraryConfig) -> Any:
-    """Build open_clip's own tokenizer with the settings of a model.
+    """Return open_clip's own tokenizer with the settings of a model, which come from a file.
 
     Raises:
         InputError: if a setting is not supported.

@@ -93,7 +93,7 @@ def text_tower(model: Any) -> TextTower:
 
 @cached_by_config
 def skeleton(config: LibraryConfig) -> Any:
-    """Build a model from its configuration, with parameters on the meta device and real buffers.
+    """Return a model of this configuration whose parameters have shapes but no numbers; its buffers have both.
 
     The result is cached, so copy it before changing it.
 
@@ -127,7 +127,7 @@ def _fill_causal_mask(holder: Any) -> None:
 
 
 def drawn_clip(config: LibraryConfig) -> Any:
-    """Build open_clip's model from its configuration, with freshly drawn weights, on the default device.
+    """Return open_clip's model of this configuration, with random weights, on the default device.
 
     The entries of the configuration are the arguments of the model's class, except ``custom_text``, which chooses the
     class (CustomTextCLIP or CLIP).
