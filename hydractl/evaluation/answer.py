@@ -193,15 +193,14 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
-    """Return the object ``conventions`` of an answer: sentences that explain the numbers in the rows.
+    """Return the object ``conventions`` of an answer: sentences that explain the numbers in the rows, by key.
+
+    Beside them it has a sentence for each OOD score (``ood_scores``), the name of the leading OOD score
+    (``ood_score``), and by the name of the model its ``max_length`` and ``prompt``, where it has them.
 
     Args:
         rows: all rows of the answer.
         models: the models of the rows.
-
-    Returns:
-        A sentence for each key that some row has, a sentence for each OOD score (``ood_scores``), the leading OOD score
-        (``ood_score``), and by the name of the model its ``max_length`` and ``prompt``.
     """
     # A sentence for every key that has a value in some row.
     keys_in_rows = {"probability"}
@@ -234,7 +233,9 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
 
 
 def _keys_with_value(value: Any, *, of_data: bool = False) -> Iterator[str]:
-    """Yield the keys, at any depth, that have a value; names of data sets are skipped.
+    """Yield the keys that have a value, at any depth of nested objects and lists; names of data sets are skipped.
+
+    For example ``id`` and ``nll`` of ``{"id": {"nll": 0.5, "ece": None}}``.
 
     Args:
         value: an object, a list of objects, or anything else, which has no keys.
@@ -248,7 +249,7 @@ def _keys_with_value(value: Any, *, of_data: bool = False) -> Iterator[str]:
     for key, inner in value.items():
         if not _has_value(inner):
             continue
-        if of_data:
+        if of_data:  # the key is a name
             yield from _keys_with_value(inner)
             continue
         yield key

@@ -69,10 +69,10 @@ def write_calibrated(
 
 
 def kept_conformal(model: LogitsProvider, fitted: Fit) -> Conformal | None:
-    """Return the fit of prediction sets for the new checkpoint; None if there is none.
+    """Return the threshold of prediction sets for the new checkpoint; None if there is none.
 
-    It is the one that was fitted now. Otherwise it is the one in the model's file, if the probabilities stay the same,
-    i.e. if the file's calibration is kept, or there is no calibration before and after.
+    It is the one that was fitted now, else the one in the model's file if the probabilities stay the same, i.e. if the
+    file's calibration is kept, or there is no calibration before and after.
     """
     if fitted.conformal is not None:
         return fitted.conformal

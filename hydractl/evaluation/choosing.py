@@ -17,7 +17,9 @@ NEAR_TIE = 0.005
 def compare_scores(
     names: Sequence[str], inside: Samples, outside: Mapping[str, Samples], members: int
 ) -> dict[str, ComparedScoreRecord]:
-    """Return how well each OOD score separates the OOD validation sets from the ID validation set, by its name.
+    """Return the AUROC of each OOD score on every OOD validation set against the ID validation set, and their mean.
+
+    The mean is None for a score that is constant for the model, or without a set that has samples.
 
     Args:
         names: the names of the scores.

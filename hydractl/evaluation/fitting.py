@@ -76,10 +76,10 @@ def fit_scores(
 def fit(
     model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: Sequence[str], read: LogitsReader
 ) -> Fit:
-    """Fit what the options ask for, using only validation data.
+    """Return the calibration, OOD score, threshold and prediction sets of a model, fitted on validation data only.
 
-    The calibration comes first, because scores are compared with calibrated predictions; then the OOD score, if there
-    are several; then the threshold of this score and the prediction sets.
+    Each is None where neither the options ask for it nor the model's file holds it. They come in this order: scores are
+    compared on calibrated predictions, and the threshold is on the score that was chosen.
 
     Args:
         model: the model; its scores on features are fitted already.
@@ -95,7 +95,7 @@ def fit(
     compares_scores = len(scores) > 1
     warnings: list[str | None] = []
 
-    # The ID validation set, without a calibration.
+    # The predictions on the ID validation set, without a calibration; None if nothing needs them.
     val = next(iter(of_role(sets, VAL)), None)
     batches: list[LogitsBatch] = []
     validation = None
@@ -103,7 +103,8 @@ def fit(
         batches = list(read(val))
         validation = gather(iter(batches), val, name, scores=scores, pairs=False).samples
 
-    # The calibration: a fitted one, one that the command gives, or the one in the model's file, if there is one.
+    # The calibration: --temperature fit or vector fits it here, a number is taken as it is, and none means none. The
+    # default is the one in the model's file, if there is one.
     calibration = model.stored.calibration
     if what.temperature is not None and what.temperature.is_fitted:
         assert val is not None and validation is not None and validation.labels is not None
@@ -128,6 +129,8 @@ def fit(
         for dataset in of_role(sets, OOD_VAL):
             gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration, pairs=False)
             outside[dataset.name] = gathered.samples
+
+    # Of several OOD scores take the best, or the first of those that are nearly as good; the others are near ties.
     score = scores[0]
     compared = {}
     near_ties: Sequence[str] = ()
@@ -135,13 +138,17 @@ def fit(
         assert inside is not None
         compared = compare_scores(scores, inside, outside, model.members)
         score, *near_ties = as_good_as_the_best(compared, name)
-    scored = _scored(score, inside, outside)
+
+    # Its threshold, the share of each validation set that this flags, and whether it separates any of them.
+    scored = _scored(score, inside, outside)  # its values by validation set, [N] each
     threshold = _threshold(model, what, score, scored, warnings)
     shares = {}
     if threshold is not None:
         shares = {name: flagged(values, threshold.value) for name, values in scored.items()}
-    warnings.append(chance_warning(score, scored.pop(VAL, None), scored))
+    id_values = scored.pop(VAL, None)  # what remains are the OOD validation sets
+    warnings.append(chance_warning(score, id_values, scored))
 
+    # Prediction sets.
     conformal = None
     if what.conformal is not None:
         assert validation is not None and validation.labels is not None
@@ -201,7 +208,16 @@ def _threshold(
     scored: Mapping[str, Floats],
     warnings: list[str | None],
 ) -> StoredThreshold | None:
-    """Return the threshold of an OOD score that the options ask for; None if there is none.
+    """Return the threshold of an OOD score, at or above which samples are flagged as OOD; None if there is none.
+
+    =======================  ===========================================================================
+    ``--threshold``          the threshold
+    =======================  ===========================================================================
+    not given                the one in the model's file, if it suits the score and the calibration
+    given, constant score    None
+    ``score:X``              X
+    ``id:S``, ``ood:S``      a quantile of the scores on ``--val`` or on all ``--ood-val`` sets
+    =======================  ===========================================================================
 
     Args:
         model: the model.
@@ -224,8 +240,11 @@ def _threshold(
     value = float(requested.number)
     if requested.side == "score" and VAL not in scored:
         return StoredThreshold(score=score, value=value, rule=requested.rule)
-    option = "--ood-val" if requested.side == "ood" else "--val"
-    counted = [values for name, values in scored.items() if (name == VAL) == (option == "--val")]
+
+    # The scores on the ID validation set, or for ood:S on all OOD validation sets together.
+    counts_ood = requested.side == "ood"
+    option = "--ood-val" if counts_ood else "--val"
+    counted = [values for name, values in scored.items() if (name != VAL) == counts_ood]
     scores = np.concatenate(counted)
     if requested.side != "score":
         value = choose_threshold(requested, scores)

@@ -52,7 +52,7 @@ def gather(
     alone: bool = False,
     pairs: bool = True,
 ) -> Gathered:
-    """Reduce the logits of a data set to predictions, scores and so on for each sample, batch by batch.
+    """Return the predictions of a model on a data set: its logits reduced to a few numbers for each sample.
 
     Args:
         batches: the batches; every sample that can be read is in one of them, in any order.
@@ -100,7 +100,7 @@ def gather(
     order = np.argsort(rows_as_read, kind="stable")
     all_samples = joined_samples(batch_samples, order)
     all_members = []
-    for batches_of_member in zip(*batch_members, strict=True):
+    for batches_of_member in zip(*batch_members, strict=True):  # from a list for each batch to one for each member
         all_members.append(joined_samples(batches_of_member, order))
     return Gathered(all_samples, rows_as_read[order], all_members)
 
@@ -190,18 +190,15 @@ class Reading:
     def _split_for_resuming(
         self, dataset: EvalSet, is_missing: npt.NDArray[np.bool_]
     ) -> tuple[list[list[int]], list[int]]:
-        """Split a data set into batches that are complete in the predictions file, and samples that have to run.
+        """Return the batches that are complete in the predictions file, and the samples that have to run, as indices.
 
-        The batches are those of a run without interruption, without samples that are known to be unreadable. If any
-        sample of a batch has no logits, the whole batch runs again. Logits can depend on the other samples of a batch
-        in the last bits, so this gives exactly the logits of a run without interruption.
+        If any sample of a batch has no logits in the file, the whole batch runs again: the last bits of logits can
+        depend on the other samples of a batch, and so they equal those of a run without interruption. Samples that are
+        known to be unreadable are left out.
 
         Args:
             dataset: the data set.
             is_missing: which samples have no logits in the file, ``[N]``.
-
-        Returns:
-            The indices of the samples in each complete batch, and those of the samples in all other batches.
         """
         assert isinstance(self._model, RunningModel) and dataset.dataset is not None
         batch_size = self._model.options.batch_size
@@ -210,7 +207,7 @@ class Reading:
         complete_batches: list[list[int]] = []
         rows_to_run: list[int] = []
         for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
+            batch = order[start : start + batch_size]  # a batch of a run without interruption
             readable_rows = [row for row in batch if row not in skipped]
             if is_missing[readable_rows].any():
                 rows_to_run += readable_rows

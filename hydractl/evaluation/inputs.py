@@ -72,7 +72,9 @@ def read_batches(
     workers: int | None = None,
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """Yield the batches of a data set, from memory if they were already read in the same way.
+    """Yield the batches of a data set, from memory if they were already read with the same settings.
+
+    Batches of a complete set are kept for the next model if they fit into memory (:func:`keeping_batches`).
 
     Args:
         dataset: the data set.

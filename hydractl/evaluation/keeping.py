@@ -27,11 +27,15 @@ def open_writer(
     seen: Mapping[str, int],
     log: Log,
 ) -> PredictionsWriter:
-    """Open the predictions file of a row, and log how complete it is.
+    """Return the open predictions file of a model; log what it holds already.
 
-    While it is filled, the file is called ``NAME.part``. With ``--resume`` the unfinished file of a stopped run is
-    continued. If there is none, but a finished file of the same run exists, that file is returned and will only be
-    read.
+    ===============  =======================  =============================================================
+    ``--resume``     ``NAME.part`` exists     what is opened
+    ===============  =======================  =============================================================
+    no               yes or no                a new ``NAME.part``
+    yes              yes                      ``NAME.part``, to be continued
+    yes              no                       ``NAME`` if it is complete, to be read; else a new ``NAME.part``
+    ===============  =======================  =============================================================
 
     Args:
         model: the model of the row.
@@ -59,6 +63,8 @@ def open_writer(
         scores=scores,
         resume=resume,
     )
+
+    # An earlier run may have finished the file: there is no NAME.part then.
     unfinished = output.target.with_name(f"{output.target.name}.part")
     unfinished_exists = unfinished.exists()
     if resume and not unfinished_exists:
@@ -72,6 +78,7 @@ def open_writer(
     if unfinished_exists and not resume:
         log.info(f"an unfinished {unfinished} is begun anew; --resume would have gone on with it")
 
+    # A new file, or one to be continued.
     writer = open_file(unfinished)
     if writer.resumed:
         missing_samples = sum(int(writer.missing(index).sum()) for index in range(len(sets)))

@@ -114,7 +114,7 @@ def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
 
 
 def _check_same_data(answers: Answers) -> None:
-    """Check that all answers have the same test sets, and that no answer holds means.
+    """Raise an error unless all answers have the same test sets, by their fingerprints, and none holds means.
 
     Raises:
         InputError: a test set is missing or different in some answer, or an answer holds means over runs.
@@ -133,7 +133,7 @@ def _check_same_data(answers: Answers) -> None:
 
 
 def _check_other_data(answers: Answers) -> None:
-    """Check that each answer has other ID data, and that all answers have rows of the same names.
+    """Raise an error unless each answer has other ID data, and all answers have rows of the same names.
 
     Raises:
         InputError: two answers have the same ID data, or rows of different names.
@@ -154,7 +154,9 @@ def _check_other_data(answers: Answers) -> None:
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
-    """Return the runs of each row, by the name that the runs share; over seeds, a repeated run counts once.
+    """Return the runs of each row, by the name that they share: over seeds ``deep`` for ``deep#0`` and ``deep#1``.
+
+    Over seeds, the same model with the same figures in two answers counts once.
 
     Args:
         answers: the answers of eval, by file.
@@ -180,7 +182,7 @@ def _shared_name(name: str, over: str) -> str:
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
-    """Check that the figures of all runs of a row mean the same, so that they can be averaged.
+    """Raise an error if two runs of a row were measured with different settings, so that no mean can be taken.
 
     Args:
         name: the name of the row.
@@ -258,11 +260,12 @@ def _value_at(document: Mapping[str, object], key: str) -> object:
 
 
 def mean_row(name: str, runs: Sequence[EvalRow]) -> EvalRow:
-    """Return one row whose figures are the means over runs.
+    """Return one row whose figures are the means over the runs of a row.
 
-    ``std`` holds the sample standard deviation of each figure by its dotted key.
+    ``std`` holds the sample standard deviation (n - 1) of each figure by its dotted key. Facts, such as the OOD score,
+    are kept if they are the same in all runs; of seen samples, the largest number in any run is kept.
     """
-    deviations: dict[str, float] = {}
+    deviations: dict[str, float] = {}  # filled by _means()
     means_of_runs = _means([_figures_as_json(run) for run in runs], deviations)
     documents = [run.to_dict() for run in runs]
     facts = _in_common([{key: document[key] for key in _FACTS if key in document} for document in documents])
@@ -289,14 +292,16 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
 
 
 def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = "") -> dict[str, object]:
-    """Return the mean of every figure that all runs have, in objects nested as the figures are.
+    """Return the mean over runs of every figure that all runs have, in objects nested as the figures are.
 
-    A value that is no fraction is kept if it is the same in all runs, and left out otherwise.
+    * an object in all runs: the means of what it holds;
+    * a text, a count or None: kept if it is the same in all runs, left out otherwise;
+    * numbers of which one at least is a fraction: their mean, and their standard deviation in ``deviations``.
 
     Args:
         runs: the figures of each run.
-        deviations: receives the standard deviations by dotted key; a single run has none.
-        path: what the dotted keys of these figures begin with.
+        deviations: is filled here, with sample standard deviations (n - 1) by dotted key; a single run has none.
+        path: what the dotted keys of these figures begin with, e.g. ``ood.svhn.``.
     """
     means: dict[str, object] = {}
     for key, first in runs[0].items():

@@ -72,15 +72,16 @@ class Measuring:
             if writer is not None:
                 writer.close()
 
-        # Publish the predictions only after the whole row was measured.
+        # Publish the predictions only after the whole row was measured: one line for each sample, or logits, which the
+        # writer has put into an unfinished file. If an earlier run had completed the file, nothing is left to do.
         if output is None:
             return row
-        if writer is None:  # the output has one line for each sample instead of logits
+        if writer is None:
             threshold = None if row.threshold is None else row.threshold.value
             ids = [self._sets[0].ids[index] for index in id_predictions.rows]
             names = model.labels or range(model.classes)
             write_lines(output, id_predictions.samples, ids, names, threshold)
-        elif writer.path != output.target:  # else an earlier run had already completed the file
+        elif writer.path != output.target:
             output.adopt(writer.path)
             output.commit()
         return row
@@ -91,7 +92,9 @@ class Measuring:
         writer: PredictionsWriter | None,
         seen: Mapping[str, int],
     ) -> tuple[EvalRow, Gathered]:
-        """Fit everything that the options ask for, run the test sets, and measure the model.
+        """Return the figures of one model, after fitting what the options ask for and running the test sets.
+
+        The order matters: everything is fitted on training and validation data, before a test set is run.
 
         Args:
             model: the model.
@@ -101,7 +104,7 @@ class Measuring:
         Returns:
             The row of the model, and its predictions on the ID test data.
         """
-        # Fit on training and validation data.
+        # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
         fit_scores(model, self._all_sets, self._options, scores, self._log)
@@ -127,11 +130,14 @@ class Measuring:
         id_predictions = gathered[id_set.name]
         inside = id_predictions.samples
         outside = {dataset.name: gathered[dataset.name].samples for dataset in ood_sets}
+
+        # Prediction sets are measured if they were fitted and the ID set has labels.
         conformal = None
         if fitted.conformal is not None and inside.set_sizes is not None and inside.covered is not None:
             conformal = measured_sets(fitted.conformal, inside.set_sizes, inside.covered)
 
-        # Stored logits are calibrated by the command that reads them, as in a study.
+        # Whether a warning of a bad NLL advises to fit a temperature: not if one was fitted, nor where logits are stored.
+        # These are calibrated by the command that reads them, as in a study.
         was_calibrated = fitted.calibration is not None and fitted.calibration.fitted_on is not None
         advises_temperature = not was_calibrated and not self._options.keep_logits
         warnings = warnings_of_row(model, inside, fitted, conformal, test_sets, advises_temperature=advises_temperature)
@@ -151,7 +157,7 @@ class Measuring:
             for dataset in read.unread():
                 gather(read(dataset), dataset, model.name, pairs=False)
 
-        # Make the row.
+        # All metrics, and the share of each test set that the threshold flags.
         groups = {dataset.name: dataset.group for dataset in ood_sets}
         figures = row_blocks(inside, outside, groups)
         warning = little_diversity(figures.diversity["id"].metrics, id_set.option_and_spec())
@@ -161,6 +167,8 @@ class Measuring:
         if fitted.threshold is not None and inside.score is not None:
             ood_scores = {name: samples.score for name, samples in outside.items() if samples.score is not None}
             threshold = measured_threshold(fitted.threshold, inside.score, ood_scores)
+
+        # The model's entry in the answer, with its intervals if they are asked for.
         row = EvalRow(
             name=model.name,
             sha256=model.sha256,

@@ -44,7 +44,9 @@ from hydractl.model.source import warnings_of_opening
 def findings_before(
     models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
 ) -> Iterator[str | None]:
-    """Yield what is odd about models and data before anything runs: class names, samples, number formats, long texts.
+    """Yield a sentence on each thing that is odd about models and data before anything runs, or None.
+
+    These are class names, samples, number formats, long texts and labels.
 
     Args:
         models: the models of all rows.
@@ -93,7 +95,7 @@ def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
 def findings_of_samples(
     models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
 ) -> Iterator[str | None]:
-    """Yield what is odd about samples that occur again and again, or that a model may know.
+    """Yield a sentence on samples that occur again and again, or that a model was trained on; or None.
 
     Samples that were not read yet are read for it, so it is best done when the models have run on them.
 

@@ -65,9 +65,10 @@ class Window(NamedTuple):
 def predicted_windows(
     model: RunningModel, dataset: Dataset, samples: range, *, top: int = 0, members: bool = False
 ) -> Iterator[Window]:
-    """Predict a range of samples, and yield the results window by window, in order.
+    """Yield the predictions for a range of samples, window by window, in their order in the data set.
 
-    Samples that cannot be read are listed in their window with the reason.
+    A window is one batch or, of texts, 16 batches, within which the longest texts run first. Samples that cannot be
+    read are listed in their window with the reason.
 
     Args:
         model: the model, with what was chosen for it.
@@ -97,7 +98,8 @@ def predicted_windows(
             in_window.sort(key=lambda sample: -lengths[sample])
         running_order += in_window
 
-    # Run the batches. Lines are collected by the index of the sample until their window is complete.
+    # Run the batches. Lines are collected by the index of the sample until their window is complete, which is when each
+    # of its samples has a line or was skipped.
     how = model.options
     read = batches(dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order)
     line_by_sample: dict[int, PredictionRow] = {}
@@ -117,9 +119,9 @@ def predicted_windows(
 
 
 def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[int]) -> Iterator[Batch]:
-    """Yield the batches in ``read``, and ignore the error that is raised if every sample was skipped.
+    """Yield batches as they are read; end without an error if every sample is skipped because it cannot be read.
 
-    The run that was stopped may have had readable samples.
+    A resumed run predicts only the last samples, and the run before it may have had readable ones.
 
     Args:
         read: the batches.
@@ -154,7 +156,9 @@ def _lines_of_batch(
         collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.cut_warning`.
         top, members: see :func:`predicted_windows`.
     """
-    names = prediction.labels or range(prediction.probabilities.shape[1])
+    names = prediction.labels or range(prediction.probabilities.shape[1])  # of the classes; without names, numbers
+
+    # Fields that only some lines have, with the value of each sample in the batch.
     more: dict[str, Sequence[Any]] = {}
     if dataset.kind == "text":
         more[CUT] = collate.cut(dataset[row] for row in rows)

@@ -112,11 +112,11 @@ def _lacks_words(score: str, fit: FitOptions) -> bool:
 
 
 def row_scores(model: Model, options: EvalOptions) -> list[str]:
-    """Return the names of the OOD scores of a row.
+    """Return the names of a model's OOD scores; the first is that of the main OOD metrics and of the threshold.
 
-    The leading score, that of the main OOD metrics and the threshold, comes first. If there are several, the metrics of
-    all are reported beside them. A score that the user named is kept even if it is constant for the row. If all scores
-    were asked for, constant scores and those that the model cannot have are left out.
+    * no ``--ood-score``: the score that the model's file holds, else the default;
+    * scores by name: these, even if one is constant for the model;
+    * ``all``: all scores but those that are constant for the model or that it cannot have.
 
     Args:
         model: the model of the row.
@@ -128,8 +128,9 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
     if not options.all_scores:
         return asked_for
 
-    # Scores on features that the model can have: stored ones, or with training data all that suit the model.
+    # Scores on features are possible only if the model's file stores them ...
     impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
+    # ... or if the model runs, without MC dropout, and there are training data: then all that suit it.
     if isinstance(model, RunningModel) and model.mc_dropout is None and options.train is not None:
         unsuited = list(BY_NAME_ALONE)
         if layers_may_not_fit(model.argument.sources):
@@ -176,7 +177,8 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
     rows = _open_rows(models, opening, options, log)
     check_names_differ([row.name for row in rows])
 
-    # What `calibrate` chose for a model takes the place of what its own file holds.
+    # What `calibrate` chose for a model takes the place of what the model's file holds. It is for the rows of the same
+    # model; if some of them also have the name in the answer, for these only.
     for path in options.calibration:
         answer = CalibrateAnswer.read(path)
         of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
@@ -196,7 +198,8 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
 
 def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
-    # Open the arguments that are predictions files. All other arguments are models that run.
+    # Open the arguments that are predictions files, and collect the others, which are models that run. An argument may
+    # name several files, the members of an ensemble: a.st+b.st.
     rows: dict[int, Model] = {}  # by the place of the argument
     models_that_run: dict[int, ModelRef] = {}
     for place, model in enumerate(models):
@@ -217,6 +220,8 @@ def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalO
                 f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
+
+        # One predictions file, or the members of several files put together.
         files = [read_predictions(ref) for ref in refs]
         row = files[0] if len(files) == 1 else concatenated(files)
         row.name = name or "+".join(Path(ref).stem for ref in refs)
@@ -225,6 +230,7 @@ def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalO
             model_records = [file.record.to_dict() for file in files]
             _warn_of_left_out(row.name, model_records, options, log, "of one model alone")
 
+    # Open the models that run, all at once, and put each at the place of its argument.
     if models_that_run:
         if options.tests and options.test is None:
             raise UsageError("eval needs --test", hint="hydractl eval --help")
@@ -246,9 +252,10 @@ def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalO
 def _warn_of_left_out(
     name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
 ) -> None:
-    """Warn if a file has a calibration, threshold or OOD score that is not used, although users may expect it.
+    """Warn if a model's files hold a calibration, threshold or OOD score that this command does not use.
 
-    There is no warning about an entry that an option of the command replaces anyway.
+    There is no warning of an entry that an option replaces anyway: ``--temperature`` replaces the calibration and the
+    threshold, ``--threshold`` the threshold, ``--ood-score`` the score.
 
     Args:
         name: the name of the row.
@@ -258,7 +265,7 @@ def _warn_of_left_out(
         chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
             ``without dropout``.
     """
-    # Whether no option of the command replaces the entry.
+    # By entry, whether no option of the command replaces it.
     is_expected = {
         "calibration": fit.temperature is None,
         "threshold": not fit.threshold and fit.temperature is None,

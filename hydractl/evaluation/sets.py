@@ -134,11 +134,10 @@ def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) 
 
 
 def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> list[EvalSet]:
-    """Open all data sets of a command. They are compared by :func:`check_apart` and :func:`seen_samples`.
+    """Return all data sets of a command, opened: ID test set, OOD test sets, corrupted sets, validation, training data.
 
-    The order is: the ID test set, OOD test sets, corrupted sets, validation sets, and training data.
-
-    Without ``--test`` all models are predictions files, and the test sets are those in the first file.
+    Without ``--test`` all models are predictions files, and the test sets are those in the first file. Whether sets
+    share samples is checked later, by :func:`check_apart` and :func:`seen_samples`.
 
     Args:
         options: the data options of the command.
@@ -149,7 +148,8 @@ def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> l
         UsageError, InputError: if a set cannot be opened or does not fit the models, or most validation samples are
             training data.
     """
-    # Two functions that open a SPEC: one for data with the models' classes, one for OOD data, whose labels are ignored.
+    # Two functions that open a SPEC, the description of a data set on the command line: one for data with the models'
+    # classes, one for OOD data, whose labels are ignored.
     labels = _class_names(models) or []
     label_map = _label_map(options.label_map)
     reads = {model.name: model.reads for model in models if model.reads is not None}
@@ -183,6 +183,8 @@ def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> l
             if left_out:
                 log.info(remaining.sentence())
         sets.append(replace(_eval_set("val", VAL, validation), left_out=left_out))
+
+    # OOD validation sets; `auto` makes one of the validation samples. Then the training data.
     for ood_set in options.ood_val:
         spec = ood_set.spec
         if spec.text == AUTO and validation is not None:
@@ -221,12 +223,13 @@ def option_of(dataset: EvalSet) -> str:
 
 
 def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Raise an error if two sets have the same samples or share most of them; return warnings if they share many.
+    """Return warnings of data sets that share many samples; raise an error if two are the same or share most of them.
+
+    * The same samples are refused in an OOD set and the ID test set, and in a validation set and any test set.
+    * Shared samples are counted among the sets for fitting, and among the test sets. A test set that shares some
+      samples with a set for fitting is left to :func:`seen_samples`.
 
     Samples that were not read yet are read for it, so it is best done when the model has run on them.
-
-    Sets for fitting are compared with each other, and test sets with each other. A test set that shares only some
-    samples with a set for fitting is left to :func:`seen_samples`.
 
     Args:
         sets: all data sets of the command.
@@ -251,10 +254,11 @@ def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
             if _is_same(dataset, other):
                 problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
 
+    # Count shared samples; sets without samples are left out.
     warnings: list[str] = []
     for compared_sets in (_fitted_sets(sets), test_sets):
-        given = [GivenSet(option_of(one), one.dataset) for one in compared_sets if one.dataset]  # none that are empty
-        overlap = compare_sets(given)
+        with_samples = [GivenSet(option_of(each), each.dataset) for each in compared_sets if each.dataset]
+        overlap = compare_sets(with_samples)
         problems += overlap.problems
         warnings += overlap.warnings
 
@@ -294,7 +298,7 @@ def _class_names(models: Sequence[Classifier]) -> Sequence[str] | None:
     """
     class_names = next((model.labels for model in models if model.labels is not None), None)
 
-    # Every model must have the number of classes of the first, and these names or no names.
+    # Every model must have the number of classes of the first model, and these names or no names.
     classes = models[0].classes
     problems = []
     for model in models:
@@ -315,7 +319,9 @@ Seen = dict[str, dict[str, int]]
 
 
 def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
-    """Count the test samples that were already used: to train or fit a model, or for fitting in this command.
+    """Return how many test samples were used before, by model and test set; zeros are left out.
+
+    A sample was used (seen) if a model was trained or fitted on it, or this command fits or chooses something on it.
 
     Args:
         models: the models that are measured.
@@ -331,7 +337,7 @@ def seen_samples(models: Sequence[Classifier], sets: Sequence[EvalSet], *, allow
     seen: Seen = {}
     problems = []
     for model in models:
-        older = incomparable(model.seen)
+        older = incomparable(model.seen)  # None, or why what it has seen cannot be compared with these samples
         if older is not None:
             problems.append(f"{model.name}: {older}")
         entries = [*model.seen, *entries_of_command]
@@ -396,7 +402,9 @@ def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:
 
 
 def _seen_count(model: Classifier, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
-    """Return how many samples of a test set were seen, and a phrase that says by which command; 0 and "" if none were.
+    """Return how many samples of a test set a model was trained or fitted on, and words on the command that did it.
+
+    If there are none, these are 0 and "".
 
     Args:
         model: the model; for stored predictions it knows the number.

@@ -18,9 +18,10 @@ _MOST_PROBLEMS = 20
 
 
 def concatenated(files: Sequence[Predictions]) -> Predictions:
-    """Return the predictions of the ensemble of several files, two or more, in the order of the first file's sets.
+    """Return the predictions of an ensemble whose members are those of two or more files, one file after another.
 
-    Its record is that of one file. ``seen`` of a set is the largest number in any file.
+    The data sets are in the order of the first file. Of each set, the number of seen samples, on which a model was
+    trained or fitted, is the largest in any file.
 
     Raises:
         InputError: if the files have different samples, classes or settings; up to 20 differences are listed.
@@ -39,7 +40,7 @@ def concatenated(files: Sequence[Predictions]) -> Predictions:
             problems=problems[:_MOST_PROBLEMS],
         )
 
-    # Files may have other orders of their sets.
+    # Files may have their sets in other orders: for each file, list the indices of its sets in the order of the first.
     tensors_and_indices = []
     sets = list(first_file.sets)
     for file in files:
@@ -105,15 +106,13 @@ def _all_trainings(models: Sequence[PredictedModelRecord], members: Sequence[int
 
 
 def heads_of_all_members(parts: Sequence[Sequence[PredictedSiteRecord]]) -> list[PredictedSiteRecord]:
-    """Join the records of kept heads of several models to those of their ensemble.
+    """Return one record for each site (attention block), with the heads that the members of all models keep there.
+
+    The list is empty if the models have different sites.
 
     Args:
-        parts: for each model, one record for each of its sites (attention blocks). A record has the path of the site,
-            its number of heads before pruning, and for each member of the model the heads that it keeps.
-
-    Returns:
-        One record for each site, with the kept heads of all members of all models. The list is empty if the models have
-        different sites.
+        parts: for each model, one record for each of its sites. A record has the path of the site, its number of heads
+            before pruning, and for each member of the model the heads that it keeps.
     """
     # All models must have the same sites, whatever heads they keep.
     expected_sites = [_without_kept(site) for site in parts[0]]

@@ -168,7 +168,7 @@ def holds_predictions(path: str | Path) -> bool:
 
 
 def read_predictions(path: str | Path) -> Predictions:
-    """Open a predictions file; read and check its header, ids and labels, but not its logits.
+    """Return an opened predictions file, whose header, ids and labels are read and checked, but not its logits.
 
     Raises:
         InputError: if the file is of another kind or version, or its parts do not fit each other; all problems are
@@ -207,16 +207,13 @@ def read_predictions(path: str | Path) -> Predictions:
 def _read_sets(
     entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
 ) -> tuple[list[EvalSet], list[str]]:
-    """Read the ids and labels of all data sets in a file, and check their tensors.
+    """Return the data sets of a file that could be read, with ids and labels, and a sentence for each problem.
 
     Args:
         entries: the records of the data sets in the header.
         header: the header of the file.
         tensors: the tensors of the file.
         scores: the names of the OOD scores on features that each set must have.
-
-    Returns:
-        The data sets that could be read, and a sentence for each problem.
     """
     sets: list[EvalSet] = []
     problems: list[str] = []
@@ -315,7 +312,7 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return the problems of all data sets together, as sentences.
+    """Return a sentence for each problem between the data sets of a file; empty if they fit each other.
 
     Args:
         sets: the role and the name of each set.

@@ -171,7 +171,7 @@ class PredictionsWriter:
             "sets": [dataset.header().to_dict() for dataset in sets],
         }
 
-        # The dtype and shape of every tensor, and the content of those that are known from the beginning.
+        # The dtype and shape of every tensor, and the content of ids and labels, which is known from the beginning.
         infos: dict[str, TensorInfo] = {}
         known: dict[str, bytes] = {}
         for index, dataset in enumerate(sets):
@@ -278,10 +278,11 @@ class PredictionsWriter:
         info = self._tensors.info(name)
         _, samples, width = info.shape
         number_format = LOGIT_FORMATS[info.dtype]
-        start_of_tensor = self._tensors.header.data_start + info.start
+        start_of_tensor = self._tensors.header.data_start + info.start  # in bytes
         values = np.ascontiguousarray(columns, dtype=number_format)
         for member, values_of_member in enumerate(values):
             for row, values_of_sample in zip(rows, values_of_member, strict=True):
+                # The tensor lies member by member, and within a member sample by sample.
                 numbers_before = (member * samples + int(row)) * width
                 self._file.seek(start_of_tensor + numbers_before * number_format.itemsize)
                 self._file.write(values_of_sample.tobytes())

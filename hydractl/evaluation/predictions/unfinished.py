@@ -102,6 +102,7 @@ class UnfinishedPredictions:
             keys = ("schema", "fingerprint") if number == 1 else Window._fields
             if not isinstance(record, dict) or set(record) != set(keys):
                 raise self._other_file()
+            # The first line describes the run, which must be this one; every other line is a window of predictions.
             if number == 1:
                 stored_fingerprint = record["fingerprint"]
                 if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):

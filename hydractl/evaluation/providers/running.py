@@ -256,9 +256,9 @@ class RunningModel(LogitsProvider):
     # --- fitting to features ------------------------------------------------------------------------------------------
 
     def fit_scores(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> None:
-        """Set :attr:`detector` to fitted OOD scores on features.
+        """Set :attr:`detector`, which computes OOD scores on features, to the scores fitted to training data.
 
-        A score in the checkpoint is used as it is if the command gives no data (or words) to which it could be fitted.
+        A score in the checkpoint is used as it is if the command names no data (or words) to which it could be fitted.
         All other scores are fitted now.
 
         Args:
@@ -268,15 +268,18 @@ class RunningModel(LogitsProvider):
         """
         model = self.loaded()
         models = models_of(model)
+
+        # Warn once if a score is for features that are never negative, and this model has negative ones.
         if not OF_UNSIGNED.isdisjoint(names) and _UNSUITED not in self._log.warnings:
             with torch.inference_mode():
                 _, of_members = ensemble_features(models, model.example_inputs(1))
             if any(bool((drawn < 0).any()) for drawn in of_members):
                 self._log.warn(_UNSUITED)
+
+        # Take stored scores for which the command names nothing to fit them to.
         stored_detector = models[0].detector
         taken_names: list[str] = []
         if stored_detector is not None:
-            # Those for which the command gives nothing to fit them to.
             for name in names:
                 is_given = data is not None
                 if ON_FEATURES[name] == "words":
@@ -287,6 +290,8 @@ class RunningModel(LogitsProvider):
         if not names_to_fit:
             self.detector = stored_detector
             return
+
+        # Fit all others, and join them with the stored ones.
         labels = None if data is None else data.labels
         negative_words = _negative_words(names_to_fit, what)
         with torch.inference_mode():

@@ -65,16 +65,16 @@ class LayerSums:
         )
 
     def gaussians(self) -> tuple[Floats, Floats, Floats]:
-        """Return the mean of all vectors [d], those of the classes with samples [K, d], and the covariance in classes.
+        """Return the mean of all vectors [d], those of the K classes with samples [K, d], and one covariance [d, d].
 
-        The covariance, [d, d], is the mean over samples of the outer product of what is left of a vector without the
-        mean of its class.
+        The covariance is that within classes: with x of class k, n_k samples of it and N in all,
+        1/N sum (x - mean_k)(x - mean_k)^T = 1/N (sum x x^T - sum_k n_k mean_k mean_k^T).
         """
-        seen = self.counts > 0
-        counts = self.counts[seen]
-        means = self.sums[seen] / counts[:, None]
+        seen = self.counts > 0  # leave out classes without samples
+        counts = self.counts[seen]  # n_k, [K]
+        means = self.sums[seen] / counts[:, None]  # minus the origin, [K, d]
         samples = counts.sum()
-        between_classes = (means * counts[:, None]).T @ means
+        between_classes = (means * counts[:, None]).T @ means  # sum_k n_k mean_k mean_k^T, [d, d]
         covariance = (self.products - between_classes) / samples
         centre = self.origin + self.sums.sum(axis=0) / samples
         return centre, self.origin + means, covariance

@@ -162,9 +162,10 @@ def _whitening_of(covariance: Floats) -> Floats:
 
 
 def _fit_mahalanobis(data: MemberTraining) -> dict[str, Floats]:
-    """Describe the classes as Gaussian distributions that share one covariance.
+    """Return what the Mahalanobis score keeps: Gaussians of the classes that share one covariance.
 
-    Whitened, the covariance is the identity, so the Mahalanobis distance to a class is the plain distance to its mean.
+    Features are whitened: multiplied by a matrix that makes the covariance the identity, so that the Mahalanobis
+    distance to a class becomes the plain distance to its mean.
 
     Returns:
         ``centre``: the mean of all features, [D]. ``whitening``: the matrix [D, r] that makes the covariance within
@@ -281,6 +282,7 @@ def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, lo
         features: of all layers, one after another, [n, sum of widths].
         logits: not used.
     """
+    # Each layer has three arrays in `fitted`, and the next columns of `features`, as many as its centre has numbers.
     distances = []
     start = 0
     for place in range(len(fitted) // 3):
@@ -295,12 +297,14 @@ def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, lo
 
 
 def _fit_ddu(data: MemberTraining) -> Statistics:
-    """Describe each class as a Gaussian with a covariance of its own, in the directions in which features spread.
+    """Return what DDU keeps: a Gaussian for each class, with a covariance of its own.
+
+    Features are whitened first: mapped to the r directions in which they spread, with variance 1 within classes.
 
     Returns:
-        ``centre`` of all features, [D]; ``whitening`` of the covariance within classes, [D, r]; the whitened ``means``
-        of the classes, [K, r]; ``roots`` of the inverses of their whitened covariances, [K, r, r]; ``logs`` [K], of
-        each class the logarithm of its share of the samples times the density of its Gaussian at its mean.
+        ``centre`` of all features, [D]; ``whitening``, [D, r]; the whitened ``means`` of the classes, [K, r]; ``roots``
+        R_k of the inverses R_k R_k^T of their whitened covariances, [K, r, r]; ``logs`` [K], of each class the
+        logarithm of its share of the samples times the density of its Gaussian at its mean.
 
     Raises:
         InputError: a class has too few samples for a covariance, or does not spread in some direction in which others
@@ -320,8 +324,10 @@ def _fit_ddu(data: MemberTraining) -> Statistics:
             hint=f"give more than {dimensions} samples of each class, or {_WITHOUT_COVARIANCES}",
         )
 
+    # For each class: with the covariance L L^T, its inverse is R R^T for the root R = (L^-1)^T, and log det R is minus
+    # the sum of the logarithms on the diagonal of L.
     roots = np.zeros((len(labels), dimensions, dimensions))
-    log_roots = np.zeros(len(labels))  # the logarithms of the determinants of the roots
+    log_roots = np.zeros(len(labels))  # log det R of each class
     for place, label in enumerate(labels):
         from_mean = whitened[class_of_sample == place] - shared["means"][place]  # [n, r]
         covariance = from_mean.T @ from_mean / (len(from_mean) - 1)
@@ -334,10 +340,11 @@ def _fit_ddu(data: MemberTraining) -> Statistics:
         roots[place] = np.linalg.inv(factor).T
         log_roots[place] = -np.log(np.diag(factor)).sum()
 
-    # What whitening does to volumes makes the density one of the features themselves.
+    # The log density at the mean is log det R - r/2 log(2 pi) for whitened features. For the features themselves add
+    # the logarithm of the factor by which whitening stretches each of the r directions.
     stretched = np.linalg.norm(whitening, axis=0)  # [r]
     log_volume = np.log(stretched).sum() - dimensions / 2 * np.log(2 * np.pi)
-    log_shares = np.log(class_sizes / len(whitened))
+    log_shares = np.log(class_sizes / len(whitened))  # [K]
     return {**shared, "roots": roots, "logs": log_shares + log_roots + log_volume}
 
 
@@ -362,16 +369,17 @@ def _cholesky_factor(covariance: Floats) -> Floats | None:
 
 @_declare("ddu", "minus the logarithm of the density of a Gaussian for each class, with its own covariance", _fit_ddu)
 def _ddu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Source: Mukhoti et al. 2023 (DDU), section 4, on the features of any network.
+    """Return minus the log density of a mixture of Gaussians, one for each class, weighted by the class sizes, [n].
 
-    The density is that in the directions in which features spread.
+    The density is that in the directions in which features spread. Source: Mukhoti et al. 2023 (DDU), section 4, on the
+    features of any network.
     """
     whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
     from_means = whitened[None] - fitted["means"][:, None]  # [K, n, r]
-    standard = from_means @ fitted["roots"]
+    standard = from_means @ fitted["roots"]  # with variance 1 in every direction of each class, [K, n, r]
     squared_distances = (standard * standard).sum(axis=2)  # [K, n]
-    log_densities = fitted["logs"][:, None] - squared_distances / 2
-    return _energy(log_densities.T, arrays)
+    log_densities = fitted["logs"][:, None] - squared_distances / 2  # of class k, with its weight, [K, n]
+    return _energy(log_densities.T, arrays)  # -log sum_k exp(log density of class k)
 
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
@@ -426,9 +434,9 @@ BANKS = {"knn": ("bank", "squares"), "nnguide": ("bank",)}
 
 
 def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
-    """Return what a score of :data:`BANKS` keeps, with at most ``samples`` training samples, evenly spaced.
+    """Return what a nearest-neighbour score keeps, with at most ``samples`` of its stored training samples (the bank).
 
-    A bank that is small enough is returned as it is.
+    They are evenly spaced. A bank that is small enough is returned as it is.
 
     Args:
         name: the name of the score.
@@ -503,10 +511,10 @@ def _principal_dimensions(features: int) -> int:
 
 
 def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
-    """Fit ViM: the residual space, orthogonal to the principal space, and the factor that turns a length into a logit.
+    """Return what ViM keeps: the space outside the principal space, and a factor that turns a length into a logit.
 
     Training features lie mostly in the principal space, the directions in which they spread most. What a sample has
-    outside it, its residual, is unusual: its length, times the factor, becomes the logit of one more class.
+    outside it, its residual, is unusual: its length, times the factor alpha, becomes the logit of one more class.
 
     Returns:
         ``origin``: the features for which all logits are 0, [D]. ``residual``: a basis of the residual space, [D, r].
@@ -532,8 +540,8 @@ def _fit_vim(data: MemberTraining) -> dict[str, Floats]:
         principal_dimensions = spanned // 2
     residual = eigenvectors[:, : dimensions - principal_dimensions]
 
-    # The factor makes the mean length of the residual equal to the mean highest logit.
-    lengths = np.linalg.norm(shifted @ residual, axis=1)
+    # The factor makes the mean length of the residual equal to the mean highest logit: alpha = logit / length.
+    lengths = np.linalg.norm(shifted @ residual, axis=1)  # [N]
     if not lengths.any():
         raise InputError("the features of --train have no residual for vim", hint="give more training data")
     alpha = data.highest.mean() / lengths.mean()
@@ -649,15 +657,19 @@ def held_out_of(samples: int) -> NDArray[np.bool_]:
 
 
 def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
-    """Fit the parts to most training samples, and take their means and deviations from the others.
+    """Return what ``hedge``, a sum of six or seven standardised scores, keeps.
+
+    The scores are fitted to most training samples. Their means and standard deviations are taken on the others, the
+    held-out samples, as scores of samples that they were fitted to are too low. If the samples are few, all serve both.
 
     Returns:
-        What each part on features keeps, as ``NAME.ARRAY``; ``means`` and ``deviations`` of all parts, [6], or [7] with
-        that of all layers.
+        What each score on features keeps, as ``NAME.ARRAY``, e.g. ``knn.bank``; ``means`` and ``deviations`` of all
+        scores, [6], or [7] with that of all layers.
     """
+    # Fit to the samples that are not held out; to all if all are. k of nearest neighbours shrinks with their number.
     assert data.labels is not None  # checked when --train is opened
     samples = len(data.features)
-    held_out = held_out_of(samples) if data.held_out is None else data.held_out
+    held_out = held_out_of(samples) if data.held_out is None else data.held_out  # [N]
     fitted_to = held_out if held_out.all() else ~held_out
     training = replace(
         data,
@@ -671,6 +683,8 @@ def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
         for array, values in FEATURE_SCORES[name].fit(training).items():
             fitted[f"{name}.{array}"] = values
 
+    # The held-out samples [n], for the score of all layers with the features of every layer. Its sums are over all
+    # samples: take the held-out ones out of them.
     features = data.features[held_out]
     logits = features @ data.weight.T + data.bias
     if data.layers_held_out is not None:
@@ -688,12 +702,23 @@ def _fit_hedge(data: MemberTraining) -> dict[str, Floats]:
 
 
 def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> list[Floats]:
-    """Return the scores that ``hedge`` sums, [n] each: ``gen``, ``energy``, and those on features that it keeps."""
-    block = Block(logits[None], None, arrays)
+    """Return the scores that ``hedge`` sums, [n] each: ``gen``, ``energy``, four on features, and that of all layers.
+
+    The last is left out where it was not fitted.
+
+    Args:
+        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
+        fitted: what each score keeps, as ``NAME.ARRAY``.
+        features: those of the classifier [n, D], or with all layers those of every layer [n, sum of widths], of which
+            the first D are the classifier's.
+        logits: [n, C].
+    """
+    block = Block(logits[None], None, arrays)  # of one member, [1, n, C]
     parts = [SCORES["gen"](block), SCORES["energy"](block)]
     of_classifier = features[:, : len(fitted["mahalanobis.centre"])]
     names = [*_HEDGED, LAYERS] if OF_LAYERS[HEDGE] in fitted else _HEDGED
     for name in names:
+        # The arrays of this score, without its name: knn.bank becomes bank.
         start = f"{name}."
         of_part = {key.removeprefix(start): values for key, values in fitted.items() if key.startswith(start)}
         taken = features if name == LAYERS else of_classifier
@@ -709,8 +734,11 @@ def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits
     numbers=("knn.k", "vim.alpha"),
 )
 def _hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return the sum of standardised scores, [n]: for whoever has no OOD samples to choose one of them by."""
-    parts = _parts_of_hedge(arrays, fitted, features, logits)
+    """Return the sum over several OOD scores of (score - mean) / deviation, [n].
+
+    It is for users without OOD samples, by which one of the scores could be chosen.
+    """
+    parts = _parts_of_hedge(arrays, fitted, features, logits)  # [n] each
     total = (parts[0] - fitted["means"][0]) / fitted["deviations"][0]
     for place in range(1, len(parts)):
         total = total + (parts[place] - fitted["means"][place]) / fitted["deviations"][place]
@@ -821,9 +849,8 @@ def _fit_centre(data: MemberTraining) -> Statistics:
 def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Return minus the mean distance to the decision boundaries, relative to the distance from the training mean, [n].
 
-    The boundaries are those between the predicted class and each other class. The distance to one is the difference of
-    the two logits divided by the length of the difference of the two weights. A class with the weights of the predicted
-    class has no boundary. Source: Liu and Qin 2024 (fDBD).
+    The boundary between the predicted class p and another class k is (logit_p - logit_k) / |w_p - w_k| away; a class
+    whose weights equal those of p has no boundary and counts 0. Source: Liu and Qin 2024 (fDBD).
 
     Args:
         arrays: the operations: on numpy arrays, or on tensors of an exported graph.
@@ -839,8 +866,8 @@ def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
     logit_differences = arrays.max(class_logits, axis=1, keepdims=True) - class_logits
 
     # |w_p - w_k|^2 = |w_p|^2 + |w_k|^2 - 2 w_p w_k for the predicted class p and each class k, [n, C].
-    squares = (weight * weight).sum(axis=1)
-    sums_of_squares = squares[predicted][:, None] + squares
+    squares = (weight * weight).sum(axis=1)  # [C]
+    sums_of_squares = squares[predicted][:, None] + squares  # [n, C]
     squared_norms = sums_of_squares - 2 * (weight[predicted] @ weight.T)
     # Weights that are equal but for rounding have no boundary; the lower bound only avoids a division by 0.
     is_apart = squared_norms > arrays.number(_EPSILON**2) * sums_of_squares

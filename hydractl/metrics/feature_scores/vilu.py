@@ -34,10 +34,10 @@ _MOST_SAMPLES = 10_000
 def vilu_logits(
     weights: Mapping[str, Tensor], features: Tensor, texts: Tensor, scale: Tensor | float | None = None
 ) -> Tensor:
-    """Return the logit of the probability that the prediction is wrong, ``[n]``.
+    """Return the logit of the probability that the model's prediction is wrong, ``[n]``, by the ViLU network.
 
-    Each image attends to all class texts. An MLP then reads the features of the image, what it attends to, and the text
-    of the predicted class.
+    Each image attends to all class texts, with attention = softmax(scale * cosines) for identity projections. An MLP
+    then reads the features of the image, what it attends to, and the text of the predicted class.
 
     Args:
         weights: ``query``, ``key`` and ``value`` ``[D, D]`` of the attention; ``weight.0``, ``bias.0`` and so on of the
@@ -78,7 +78,7 @@ def vilu_logits(
 def fit_vilu(
     features: Floats, labels: NDArray[np.int64], texts: Floats, scale: float | None = None
 ) -> dict[str, Floats]:
-    """Train the network on labelled samples, from a fixed seed.
+    """Return the network that predicts wrong predictions, trained on labelled samples from a fixed seed.
 
     Args:
         features, texts, scale: see :func:`vilu_logits`.
