@@ -78,8 +78,8 @@ def fit(
 ) -> Fit:
     """Return the calibration, OOD score, threshold and prediction sets of a model, fitted on validation data only.
 
-    Each is None where neither the options ask for it nor the model's file holds it. They come in this order: scores are
-    compared on calibrated predictions, and the threshold is on the score that was chosen.
+    A calibration or threshold that the options do not ask for is that of the model's file, or None. The order matters:
+    scores are compared on calibrated predictions, and the threshold is on the score that was chosen.
 
     Args:
         model: the model; its scores on features are fitted already.

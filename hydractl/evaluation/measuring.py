@@ -136,8 +136,8 @@ class Measuring:
         if fitted.conformal is not None and inside.set_sizes is not None and inside.covered is not None:
             conformal = measured_sets(fitted.conformal, inside.set_sizes, inside.covered)
 
-        # Whether a warning of a bad NLL advises to fit a temperature: not if one was fitted, nor where logits are stored.
-        # These are calibrated by the command that reads them, as in a study.
+        # A warning of a bad NLL advises to fit a temperature, unless one was fitted or logits are stored: these are
+        # calibrated by the command that reads them, as in a study.
         was_calibrated = fitted.calibration is not None and fitted.calibration.fitted_on is not None
         advises_temperature = not was_calibrated and not self._options.keep_logits
         warnings = warnings_of_row(model, inside, fitted, conformal, test_sets, advises_temperature=advises_temperature)
