@@ -47,7 +47,11 @@ CONVENTIONS = {
 
 
 def run(call: Call) -> Outcome:
-    """Measure every model at every batch size and number format, write the figures, and check requirements on them."""
+    """Return time and memory of every model at every batch size and number format, measured side by side.
+
+    The figures are written to a file, too, if ``-o`` names one, and ``--require`` is checked on them. A dry run returns
+    the costs (parameters and mult-adds), which need no measuring.
+    """
     values, log = call.values, call.log
     compile_mode = (values["compile_mode"] or "default") if values["compile"] else None
     options = filled(
@@ -55,19 +59,22 @@ def run(call: Call) -> Outcome:
     )
     requirements = values["require"]
 
-    # The rows: the models and what they are compared with. Requirements are checked against their names.
+    # The device. CUDA graphs do not exist on others.
     runs_on = resolve_device(values["device"])
     if options.compile_mode == "reduce-overhead" and runs_on.type != "cuda":
         raise UsageError(
             f"--compile-mode reduce-overhead has no effect on a {runs_on.type} device: it is CUDA graphs",
             hint="leave it out, or use --device cuda",
         )
+
+    # The rows: the models, on inputs of one size, and what --compare sets beside them.
     found = find_models(values["model"], opening_options(values))
     if not values["unequal_inputs"]:
         found = on_one_input(found, log)
     rows = bench_rows(found, values["compare"], whole_last_block=values["whole_last_block"])
 
-    # Check the requirements and the output path before anything is measured.
+    # Check the requirements and the output path before anything is measured. The first model and the rows of --compare
+    # are references ("exempt"): only a requirement that names them is checked on them.
     row_names = [row.name for row in rows]
     exempt = {rows[0].name, *(row.name for row in rows if row.kind in COMPARED)}
     check_known(requirements, row_names, ROW_KEYS, exempt)
@@ -92,6 +99,8 @@ def run(call: Call) -> Outcome:
                 files_=[] if path is None else [str(path)],
             )
             return Outcome(plan)
+
+        # Measure. Each file is announced once, though several rows may use it.
         source_by_name = {}
         for row in rows:
             for source in row.model.sources:
@@ -99,7 +108,7 @@ def run(call: Call) -> Outcome:
         announce_reading(source_by_name.values(), log)
         measured = measure_rows(options, rows, costs, runs_on, log)
 
-        # Write the answer.
+        # Write the answer, with what its figures mean.
         conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
         conventions["rounds_measured"] = options.rounds
         conventions["rounds_warmup"] = options.warmup

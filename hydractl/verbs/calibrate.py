@@ -31,16 +31,20 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(call: Call) -> Outcome:
-    """Choose temperature, threshold and OOD score on validation data, and write the checkpoint with them.
+    """Return what was chosen on validation data: temperature, threshold and OOD score of one model.
 
-    For a model that is no single checkpoint, or where the output ends in ``.json``, the answer is written instead.
+    It is written, too: into a copy of the checkpoint (``NAME.calibrated.st``), or as JSON where the model is no single
+    checkpoint or the output ends in ``.json``. A dry run returns what would be read and written.
     """
     values, log = call.values, call.log
     (ref,) = values["model"]
     options = filled(EvalOptions, values, test=None, tests=False)
 
-    # Open and check the model, the data sets and the output paths before any work.
+    # Open and check the model and the data sets before any work.
     (model,), sets = open_rows_and_sets([ref], opening_options(values), options, log)
+
+    # The output: a checkpoint, or JSON (then checkpoint is None). Stored predictions, and several checkpoints, have no
+    # file to copy.
     checkpoint = model if isinstance(model, RunningModel) and len(model.argument.sources) == 1 else None
     ending = "calibration.json" if checkpoint is None else "calibrated.st"
     path = file_path(options.output or f"{model.name}.{ending}")
@@ -50,6 +54,8 @@ def run(call: Call) -> Outcome:
         text = f"{ref} is not one checkpoint: what is chosen for it is written as JSON, for eval --calibration"
         raise UsageError(text, hint="-o FILE.json")
     log.warn_all(findings_before([model], sets, options))
+
+    # A dry run reads the samples to compare them, and runs no model.
     if values["dry_run"]:
         log.warn_all(findings_of_samples([model], sets, options))
         check_outputs([path], force=options.force)
@@ -68,7 +74,8 @@ def run(call: Call) -> Outcome:
             for eval_set in unused_sets(sets, options):
                 log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
 
-        # Choose. Comparing scores may leave several that are equally good.
+        # Run the model on the sets and choose; then free its memory. Comparing scores may leave several that are
+        # equally good (near ties).
         try:
             scores = row_scores(model, options)
             fit_scores(model, sets, options, scores, log)
@@ -82,13 +89,15 @@ def run(call: Call) -> Outcome:
             log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")
         log.warn_all(warnings_of_fit(model, fitted))
 
-        # Write the file. It gets an OOD score only if one was asked for, or if it had one before.
+        # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
         score = None
         if options.scores or model.stored.ood_score:
             score = fitted.score
         if checkpoint is not None:
             log.warn_all([_left_out(checkpoint, fitted, options)])
             write_calibrated(checkpoint, fitted, score, sets, values["note"], output)
+
+        # Make the answer. "seen" are the samples that something was fitted to, which later commands refuse to test on.
         report_skipped_samples(sets, log)
         records = records_of_sets(sets, options, all_used=bool(fitted.compared))
         del records["test"]  # there are none
@@ -112,10 +121,13 @@ def run(call: Call) -> Outcome:
 
 
 def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | None:
-    """Return a sentence on what the model's file holds and the new one will not, as it fits no longer; or None."""
+    """Return a sentence on what the model's file holds and the new file will not; None if nothing is lost.
+
+    A threshold and prediction sets that were chosen before do not fit a new temperature or OOD score.
+    """
     (source,) = model.argument.sources
     stored = source.description.extra
-    flag_by_name = {}
+    flag_by_name = {}  # of what is left out, the flag that chooses it anew
     has_no_threshold = fitted.threshold is None and options.threshold is None
     if "threshold" in stored and has_no_threshold:
         flag_by_name["threshold"] = "--threshold"

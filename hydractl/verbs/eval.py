@@ -33,7 +33,11 @@ from hydractl.verbs.requirements import check_known, unmet_in
 
 
 def run(call: Call) -> Outcome:
-    """Evaluate every MODEL on the same data."""
+    """Return the metrics of every MODEL on the same data: accuracy, calibration, OOD detection and cost.
+
+    A dry run compares the samples of the data sets, and returns how many there are; it runs no model.
+    """
+    # The options, and the models and data sets that they name.
     values, log = call.values, call.log
     dropout = None
     if values["mc_dropout"] is not None:
@@ -41,6 +45,8 @@ def run(call: Call) -> Outcome:
     corruptions = corruptions_asked_for(values["corruptions"])
     options = filled(EvalOptions, values, dropout=dropout, corruptions=corruptions)
     plan = plan_of(values["model"], opening_options(values), options, log)
+
+    # A dry run: what would be measured, and whether it could be written.
     if values["dry_run"]:
         _compare(plan, log)
         files = plan.files()
@@ -50,6 +56,8 @@ def run(call: Call) -> Outcome:
         rows = [EvalRow.partly(name=model.name) for model in plan.models]
         names = [str(file) for file in files]
         return Outcome(EvalAnswer.planned(models=rows, samples=samples, files_=names, warnings=log.warnings))
+
+    # Measure. Only stored predictions can be resumed.
     try:
         return _measure(plan, log)
     except KeyboardInterrupt:
@@ -59,7 +67,7 @@ def run(call: Call) -> Outcome:
 
 
 def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> Plan:
-    """Find the models and the data, and check everything that can be checked before any work.
+    """Return the opened models and data of an evaluation, after everything was checked that can be before any work.
 
     Notes on the data, and what is odd about them, are logged here.
 
@@ -70,7 +78,8 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
     if options.keep_logits:
         check_writable(rows)
     names = [row.name for row in rows]
-    # A single row gets the file itself. Several rows each get a file with the name of the row in it.
+
+    # The files of predictions. A single row gets the file itself; several rows each get one with their name in it.
     prediction_files = {}
     if options.predictions is not None:
         file_of_predictions = file_path(options.predictions)
@@ -88,6 +97,8 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         path=path,
         predictions=prediction_files,
     )
+
+    # No two outputs may be one file, by whatever path.
     files = plan.files()
     real_paths = [os.path.realpath(file) for file in files]
     for file, real_path in zip(files, real_paths, strict=True):
@@ -124,8 +135,8 @@ class Plan:
     def replaceable(self, file: Path) -> bool:
         """Return whether an existing output file may be replaced or used again.
 
-        ``--force`` allows it for every file. ``--resume`` allows it for files of finished predictions, and for the
-        same answer if the predictions of all rows are finished.
+        ``--force`` allows it for every file. ``--resume`` allows it for finished predictions, which are then read, and
+        for the answer if the predictions of all rows are finished, as it is then the same.
         """
         if self.options.force:
             return True
@@ -138,10 +149,9 @@ class Plan:
 
 
 def _measure(plan: Plan, log: Log) -> Outcome:
-    """Measure every row, write everything, and check the requirements against the answer.
+    """Return the answer with the metrics of every row (a model), after it and all predictions were written.
 
-    Returns:
-        The answer, the files that were written, with the answer first, and the requirements that are not met.
+    With it come the files that were written, the answer first, and the requirements that are not met.
     """
     with ExitStack() as stack:
         # Claim every output before anything is computed. With --resume, finished predictions are read instead of made.
@@ -152,7 +162,8 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         for dataset in unused_sets(plan.sets, plan.options):
             log.info(f"{option_of(dataset)} is not run: nothing is chosen on it, and no predictions are kept")
 
-        # A file of predictions begins with what is known of their samples. Otherwise nothing is read for it alone.
+        # Which test samples a model has seen is found by reading all of them. A file of predictions begins with that,
+        # so it must be known first. Otherwise it is found after measuring, when they have been read anyway.
         seen: Seen = {}
         if plan.options.keep_logits:
             seen = _compare(plan, log)
@@ -166,6 +177,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
                 predictions_output = outputs[plan.predictions[model.name]]
             rows.append(measuring.row(model, predictions_output, seen.get(model.name, {})))
 
+        # What could not be read, and the seen samples if they are not known yet.
         report_skipped_samples(plan.sets, log)
         if not plan.options.keep_logits:
             seen = _compare(plan, log)

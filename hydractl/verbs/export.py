@@ -20,16 +20,21 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(call: Call) -> Outcome:
-    """Write one model in every format that was asked for, and check each file against the model.
+    """Return the files that one model was exported to, each checked against the model on random inputs.
 
-    Without a format it is the one that the ending of ``output`` names, else ONNX.
+    There is one in every format of ``--format``; without that option, in the format that the ending of ``-o`` names,
+    else ONNX. A dry run returns their names.
     """
     values, log = call.values, call.log
+
+    # The formats.
     formats, output = values["format"], values["output"]
     takes_uint8 = values["input"] == "uint8"
     if not formats:
         endings = [kind for ending, kind in EXPORTED.items() if (output or "").lower().endswith(ending)]
         formats = endings or ["onnx"]
+
+    # The model, which must have a classifier.
     (source,) = open_sources(values["model"], opening_options(values, bodies=True))
     need_classifier(source)
     if takes_uint8 and source.description.reads != "image":
@@ -74,7 +79,8 @@ def run(call: Call) -> Outcome:
 def _path_without_ending(output: str | None, formats: Sequence[str], source: Source) -> Path:
     """Return the path of the output files without an ending: from ``-o``, or the name of the model.
 
-    Each format adds its own ending. So ``-o`` may have no ending, or the ending of a format that is written.
+    Each format adds its own ending. So ``-o`` may have no ending, or the ending of a format that is written:
+    ``a``, ``a.onnx`` and ``v1.2`` give ``a``, ``a`` and ``v1.2``.
 
     Raises:
         UsageError: ``-o`` has the ending of a format that is not written.

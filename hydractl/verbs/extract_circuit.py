@@ -24,7 +24,10 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(call: Call) -> Outcome:
-    """Search one ranking of heads for each objective, and write a circuit file for each.
+    """Return a circuit for each objective: the order in which a search removes attention heads; each is written.
+
+    The search removes one head after another, each time the one whose removal is best for the objective. A dry run
+    times one batch, and returns about how long the search takes.
 
     Raises:
         UsageError: several circuits cannot go to standard output.
@@ -50,6 +53,7 @@ def run(call: Call) -> Outcome:
         elif len(options.objective) > 1:
             raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
+        # A dry run: the cost of the search, by a timed batch. Of a team only the first process says it.
         if values["dry_run"]:
             may_replace = options.force or options.resume
             check_outputs(paths.values(), force=may_replace)
@@ -67,6 +71,8 @@ def run(call: Call) -> Outcome:
                 files_=[str(path) for path in paths.values()],
             )
             return Outcome(estimate)
+
+        # Search. With a journal it can be stopped and resumed.
         try:
             return _search_and_write(scope, options, log, team, paths, journal)
         except KeyboardInterrupt:
@@ -97,7 +103,9 @@ def _search_and_write(
     paths: Mapping[str, Path],
     journal: Path | None,
 ) -> Outcome:
-    """Search, and write the circuit of each objective.
+    """Return the circuit of each objective after a search: a circuit document, or for several a document of all.
+
+    A circuit is the order in which the search removed heads. Each is written to its file.
 
     Args:
         scope, options: what is searched, and how.
@@ -105,10 +113,8 @@ def _search_and_write(
         team: the processes that search together; only the first one writes.
         paths: the file of each objective; empty if the circuit goes to standard output.
         journal: the file that keeps the finished steps of the search; None for no journal.
-
-    Returns:
-        The document of the circuit, or a ``hydractl.circuits/1`` document for several, and the files written.
     """
+    # Say how often the data are evaluated: once for each head that is tried.
     heads = len(scope.heads)
     count = heads  # headmap measures each head once
     if options.algorithm == "greedy":
@@ -144,6 +150,8 @@ def _search_and_write(
             files.append(write_json(output, circuits[objective].to_dict()))
         if not outputs:
             return Outcome(answers[0])
+
+    # One circuit is the answer itself; several are a ``hydractl.circuits/1`` document.
     if len(answers) == 1:
         return Outcome(answers[0], files=files)
     return Outcome(CircuitsAnswer(circuits=answers), files=files)

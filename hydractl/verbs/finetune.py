@@ -46,11 +46,12 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
-    """Train models as the options say.
+    """Return the answer of training one model or several, as the options say; the trained models are written.
 
     Args:
         call: the options.
-        of_recipe: those that a recipe may decide; the answer has their values and the sources of these.
+        of_recipe: the options that a recipe (a set of defaults) may decide; the answer says the value of each, and
+            where it comes from.
     """
     values = call.values
     method: MethodOptions | None = values["ensemble"]
@@ -60,6 +61,8 @@ def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
     if values["reset_head"] or values["init"] == "head":
         names_of_new_head = tuple(opening.labels or ()) or None
         opening = replace(opening, labels=None)
+
+    # Of the options that a recipe may decide, the value and where it comes from.
     in_effect = {}
     for option in of_recipe:
         value = values[option.name]
@@ -83,9 +86,13 @@ def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
 
 
 def train(request: TrainingRequest, log: Log) -> Outcome:
-    """Train one model in this process or in those that ``torchrun`` started, or several models one after another.
+    """Return the answer of one of three engines, by what is asked for:
 
-    With ``--ensemble laplace`` no model is trained: one gets a posterior.
+    ==================================  ==========================================================
+    ``--ensemble laplace``              nothing is trained: the model gets a posterior
+    several models, or several seeds    trained one after another, in this process
+    else                                one training, in this process or in those of ``torchrun``
+    ==================================  ==========================================================
 
     Raises:
         UsageError: the options need several processes, or do not fit the way the processes were started.
@@ -130,9 +137,10 @@ class _OfMember(PassedOn):
 
 
 def _train_members(request: TrainingRequest, log: Log) -> Outcome:
-    """Train members one after another, each as the command for it alone would; one that fails does not stop the others.
+    """Return the answers of several trainings, made one after another, each as the command for it alone would.
 
-    Members that were finished before are not trained.
+    A member (one of the models that are trained) that fails does not stop the others; the errors are raised together at
+    the end. Members that were finished before are not trained.
 
     Args:
         request: what the command asks for, all trainings together.
@@ -154,7 +162,8 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
         recipe = members[0].recipe
         return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
-    # Train the members that were not finished before.
+    # Train the members that were not finished before ("answers" holds those that were). A signal to stop
+    # raises Interrupted with what to do next; any other error is kept until all members are done.
     for name in answers:
         log.info(f"{name}: finished before, nothing to do")
     failures: dict[str, Exception] = {}
@@ -230,6 +239,8 @@ def _free_memory(request: TrainingRequest) -> None:
 def members_of(request: TrainingRequest) -> list[TrainingRequest]:
     """Return one training for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
 
+    Of two models a and b with two trainings each these are a.0.st, a.1.st, b.0.st and b.1.st, in this order.
+
     Raises:
         UsageError: two members would write the same file.
         InputError: a model cannot be opened.
@@ -249,6 +260,7 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
             path = numbered(output, index) if request.trainings > 1 else output
             members.append(request.of_member(model, path, index))
 
+    # The name of a member is that of its file, which no other member may have.
     times = Counter(member.name for member in members)
     repeated = sorted(name for name in times if times[name] > 1)
     if repeated:
@@ -260,14 +272,13 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
 def _check_members(
     members: Sequence[TrainingRequest], log: Log
 ) -> tuple[dict[str, FinetuneAnswer], list[TrainedMember]]:
-    """Check every training before the first begins.
+    """Return the answers of the trainings that were finished before, by name, and all of them as a dry run shows them.
+
+    Every training is checked before the first begins.
 
     Args:
         members: the trainings.
         log: receives what the first check says. The other checks are silent, since they would repeat it.
-
-    Returns:
-        The answers of the members that were finished before, by name; and all members as a dry run shows them.
 
     Raises:
         HydraError: a training, an unfinished one to be resumed, or an output file is not as it should be.
@@ -290,7 +301,8 @@ def _check_members(
             prepared = prepare(member, log_of_check)
             plan = plan_of_model[model] = prepared.plan
 
-            # Compare a training to be resumed, or one that may be finished, with what the files say.
+            # With --resume, compare the training with what the files say: an unfinished run of it, or its outputs.
+            # answer_of_finished() returns None if it is still to be done.
             if not is_new and is_begun:
                 check_unfinished(prepared, log)
             earlier = None if is_new else answer_of_finished(prepared, log_of_check)
@@ -300,7 +312,8 @@ def _check_members(
         name_and_seed = {"name": member.name, "seed": member.seed}
         planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))
 
-    # Check that the outputs of each can be written and that no unfinished run is in the way.
+    # Check that the outputs of each can be written and that no unfinished run is in the way. One error is raised as it
+    # is, several as a list.
     errors: list[HydraError] = []
     for member in members:
         try:
@@ -325,11 +338,14 @@ def _raise_failures(members: Sequence[TrainingRequest], failures: Mapping[str, E
     Raises:
         HydraError: always; its cause is the error of the first.
     """
+    # A line for each member that failed, followed by those of its own list of problems.
     problems = []
     for name, error in failures.items():
         failure = failure_of(error)
         problems.append(f"{name}: {failure.message} (exit code {failure.exit_code})")
         problems += [f"{name}: {problem}" for problem in failure.problems]
+
+    # The summary: how many failed, the first of them, and which are finished.
     first_name, first_error = next(iter(failures.items()))
     first = failure_of(first_error)
     summary = f"{len(failures)} of {len(members)} members failed, first {first_name}"

@@ -37,7 +37,10 @@ from hydractl.verbs.score import model_batches
 
 
 def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -> Outcome:
-    """Fit the posterior of the last layers and write the model with it.
+    """Return the answer of fitting a Laplace approximation to the last linear layers of a model, which is written.
+
+    The approximation is a Gaussian over the weights of these layers (the posterior); nothing is trained. Its width
+    depends on the curvature of the loss on the training data, and on the precision of a prior.
 
     Raises:
         UsageError: several models are given, or the model does not end in one linear layer.
@@ -63,7 +66,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
             return Outcome(plan.model_copy(update={"dry_run": True, "warnings": log.warnings}))
         announce_reading([source], log)
 
-        # Compute the curvature of each member, and choose the precision of the prior for each tower.
+        # Compute the curvature of each member (one that is not fused has one). Choose the precision of the prior for
+        # each tower (a classifier has one): as given, by the NLL of the validation data, or by the marginal likelihood.
         model = build_model(source, request.device, request.dtype)
         fits = _fits(model, data, val, named, request, log)
         labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
@@ -86,7 +90,10 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
-    """Return the model without a posterior, and without what was fitted to its logits before; warn of the latter."""
+    """Return the model without an earlier posterior, and without what ``calibrate`` has fitted to its logits.
+
+    Logs a warning if it had the latter, such as a temperature: the posterior changes the logits.
+    """
     extra = dict(source.description.extra)
     extra.pop(KEY, None)
     left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
@@ -100,7 +107,7 @@ def _without_fitted(source: Source, log: Log) -> Source:
 def _prior(
     member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, options: LaplaceOptions, log: Log
 ) -> dict[str, float]:
-    """Return the prior of each tower of a member: the one in the options, or the best of a range of values.
+    """Return, by tower, the precision of the prior over the weights: the one in the options, or the best of a range.
 
     Logs a warning if the best value is the first or last of the range.
 
@@ -138,10 +145,11 @@ def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
 def _description(
     source: Source, request: TrainingRequest, choices: Mapping[str, object], data: Dataset, val: Dataset | None
 ) -> Description:
-    """Return the description of the checkpoint with the posterior, and with the data that it was fitted to.
+    """Return the header of the checkpoint with the posterior, which names the data that it was fitted to.
 
     The choices behind the posteriors stand in it twice: as what the model holds, and in its provenance.
     """
+    # The samples that were used, for "seen" and as fingerprints.
     entries_of_data = [entry("laplace", "calibration", data)]
     val_fingerprint = None
     if val is not None:
@@ -165,12 +173,12 @@ def _description(
 
 
 def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """Open the data of the command, and warn of what is odd about them.
+    """Return the training data, the validation data, and the model with the classes of the latter.
 
-    Returns:
-        The training data (pairs for a model of two towers); the validation data without samples of the training data,
-        or None without ``--val``; and the model, with its classes named by the validation data.
+    Training data are pairs of image and caption for a model of two towers. Validation data lack the samples of the
+    training data; None without ``--val``. What is odd about the data is logged.
     """
+    # A family without classes of its own has two towers, and trains on pairs.
     needs_pairs = source.family.classes(source.description.config) is None
     data = open_data(
         request.train,
@@ -182,6 +190,8 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
     if request.val is None:
         log.warn_all(sample_warnings(data, in_passing=request.dry_run))
         return data, None, source
+
+    # Validation data, without what is training data, too.
     named, given = open_labelled(source, request.val, request.limit, request.seed)
     validation = without_training_data(GivenSet("--val", given), GivenSet("--train", data))
     if validation.left_out:
@@ -195,7 +205,7 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
 def _fits(
     model: HydraModel, data: Dataset, val: Dataset | None, named: Source, request: TrainingRequest, log: Log
 ) -> list[LaplaceFit]:
-    """Return the curvature of each member, from passes over the training data.
+    """Return the curvature of the loss for the last layers of each member, from passes over the training data.
 
     Args:
         model: a classifier, or a model of two towers.
@@ -207,11 +217,14 @@ def _fits(
     """
     last_layers(model)  # raises an error for a model without such layers, before anything runs
     report_all_cut(model, [data, val], log)
+
+    # The validation data, as batches that are read when the fit asks for them.
     validation = None
     if val is not None:
         log.warn_all([one_class_warning(val)])
         validation = _read(model, val, request, log)
-    # A classifier has one tower.
+
+    # A classifier has one tower, and "chains" has one entry for each.
     if len(model.chains) == 1:
         batches_of_samples = _read(model, data, request, log)
         return fit_classifier(model, batches_of_samples, validation)

@@ -56,14 +56,11 @@ class Prepared(Opened):
 
     @cached_property
     def decisive(self) -> dict[str, object]:
-        """Collect everything that decides the trained weights, for the provenance of the output file.
+        """Everything that decides the trained weights, by key, as JSON values; it is stored in the output file.
 
-        Computing it reads all data, for their fingerprints. Values are JSON values; None means that the setting, data
-        set or list of names is absent.
-
-        Returns:
-            By key: the recipe settings (such as ``epochs``), what they mean for this model (such as ``labels``, the
-            class names of a new head), and the fingerprints ``train`` and ``val`` of the data.
+        Later keys override earlier ones: the settings as given (such as ``epochs``), what they mean for this model
+        (such as ``labels``, the class names of a new head), and the fingerprints ``train`` and ``val`` of the data, for
+        which all data are read. None stands for a setting, a data set or a list of names that is absent.
         """
         source = self.source
         request = self.request
@@ -78,13 +75,14 @@ class Prepared(Opened):
         if len(request.lr) == 1:
             facts["lr"] = request.lr[0]
 
-        # What the settings mean for this model. For a zero-shot model asked_classes() replaces ``labels`` by the class
-        # names it was given, and adds ``prompt``; it adds ``tower`` if one was chosen.
+        # What the settings mean for this model: "drawn" are the tensors of a new classifier with random values.
         drawn_tensors = list(self.drawn)
         names_of_new_head = list(request.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
         facts["drawn"] = drawn_tensors or None
         facts["labels"] = names_of_new_head or None
+        # For a zero-shot model this overrides "labels" by the class names it was given, and adds "prompt"; it adds
+        # "tower" (the encoder of images or of texts) if one was chosen.
         facts.update(asked_classes(source, request.tower))
 
         # The data.
@@ -106,15 +104,23 @@ class Prepared(Opened):
 
 
 def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
-    """Train one model with all processes of a team; return early for a dry run, or if the training is finished already.
+    """Return the answer of training one model, in this process or in all of a team; its files are written, too.
 
-    Returns:
-        The answer. In a team only the outcome of rank 0 is shown; those of the other processes are silent.
+    In a team only the answer of the first process (rank 0) is shown; the others return a silent one.
+
+    ======================================  ====================================
+    dry run                                 what would be done; nothing is trained
+    ``--resume``, and finished before       the answer of that training
+    ``--resume``, and begun before          trained from where it stopped
+    else                                    trained from the beginning
+    ======================================  ====================================
     """
     prepared = prepare(request, log)
     paths = prepared.request.files.paths
     log.warn_all(warnings_of_data(prepared, in_passing=request.dry_run))
     is_first = team.rank == 0
+
+    # A dry run checks that the outputs can be written, and that an unfinished run, if there is one, is this training.
     if request.dry_run:
         if not is_first:
             return Outcome(FinetuneAnswer.partly(), silent=True)
@@ -126,6 +132,8 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
             check_unfinished(prepared, log)
         plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
         return Outcome(plan)
+
+    # Check the outputs early. With --resume they may be there, and are looked at below.
     if is_first and not request.resume:
         check_files(prepared.request)
 
@@ -141,6 +149,8 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
 
 def check_files(request: TrainingRequest) -> None:
     """Check that the outputs of one training can be written and that no unfinished run is in the way.
+
+    ``--force`` may replace both. ``--resume`` may replace outputs only if there is an unfinished run to go on with.
 
     Raises:
         OutputError: an output exists or cannot be written, or an unfinished run is there and may not be replaced.
@@ -166,12 +176,15 @@ def check_unfinished(prepared: Prepared, log: Log) -> None:
 
 
 def prepare(request: TrainingRequest, log: Log) -> Prepared:
-    """Open and check everything that a training needs, and log what is odd about it.
+    """Return the opened model and data of a training, checked, with the plan of what will be trained and written.
+
+    What is odd about them is logged.
 
     Raises:
         UsageError: the model or the settings do not allow a training.
         InputError: training and validation data have different classes.
     """
+    # The model, as far as its file tells.
     sources = open_sources(request.models, request.opening)
     source = only_one(sources, "finetune")
     sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
@@ -215,7 +228,7 @@ def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
 
 
 def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> TrainingPlan:
-    """Return what will be trained and written, and log the number of steps and of multiply-adds."""
+    """Return what will be trained and written; log the number of steps and of mult-adds (multiply-add operations)."""
     source = opened.source
     samples = len(opened.train_set)
     steps = request.total_steps(samples)
@@ -239,7 +252,8 @@ def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> Traini
     passes = len(request.lr)
     if request.together is not None:
         passes *= request.together.passes
-    # A step costs about three forward passes: one forward, two for the gradients of inputs and weights.
+    # Mult-adds = 3 * those of one sample * passes * steps * samples of a step. Three, as a step costs about three
+    # forward passes: one forward, and two for the gradients of inputs and of weights.
     macs_per_sample = 3 * cost["macs"] * passes
     total_macs = macs_per_sample * steps * request.per_step
     log.info(f"{steps} steps of {request.per_step} samples, about {total_macs:.2g} mult-adds")
@@ -247,16 +261,15 @@ def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> Traini
 
 
 def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Interruptions) -> Outcome:
-    """Train, write the models and remove the file of the unfinished training. In a team, only the first process writes.
+    """Return the answer of a training that was checked before; train, and write the models.
+
+    While it runs, a state file holds how far it is; it is removed at the end. In a team, only the first process writes.
 
     Args:
         prepared: everything that was checked before.
         log: receives progress and warnings.
         team: the processes that train together.
         signals: notes a signal to stop.
-
-    Returns:
-        The answer; in processes other than the first, a silent outcome.
     """
     plan = prepared.plan
     request = prepared.request
@@ -285,8 +298,10 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
                 outputs.append(stack.enter_context(output))
             saved = state.begin(log, resume=request.resume, force=request.force)
         elif is_resumed:
-            saved = state.load(Log())
+            saved = state.load(Log())  # every process needs what was saved; only the first says so
         team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
+
+        # The log of the run, a file of the first process. A resumed run goes on behind what it had written by then.
         run_log = RunLog()  # writes nothing
         if is_first:
             position = 0 if saved is None else saved.progress["log"]
@@ -330,9 +345,9 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
 
 
 def _build_model(prepared: Prepared) -> AnyModel:
-    """Return the model to train, on its device: with dropout and adapters, and compiled, as the settings say.
+    """Return the model to train, on its device, with dropout, adapters and compilation as the settings say.
 
-    Members that are trained together are built as one model.
+    Members that are trained together (``request.together``) are built as one model.
     """
     request = prepared.request
     device = resolve_device(local_device(request.device))
@@ -353,7 +368,8 @@ def _build_model(prepared: Prepared) -> AnyModel:
 def answer_of_finished(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
     """Return the answer of a training that was finished before this command; None if it is still to be done.
 
-    A finished training has removed its state file and left its output files.
+    A finished training has removed its state file and left its output files, whose headers hold its settings and what
+    came of it.
 
     Raises:
         InputError: an output belongs to another training; all differences are listed.
@@ -384,6 +400,7 @@ def _answer(plan: TrainingPlan, results: Mapping[str, object], digests: Sequence
         digests: SHA-256 of each weight file; the answer names the last.
         log: has the warnings of the command.
     """
+    # The files of several members, each with its digest; None for one file, whose digest is in the answer itself.
     files = None
     if plan.files_ is not None:
         files = []

@@ -78,7 +78,7 @@ def run(call: Call) -> Outcome:
 
 
 def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, output: Output, log: Log) -> Outcome:
-    """Log what was found, write the fused model to its file, and return the answer.
+    """Return the answer of a fusion, after the fused model was written and what was measured on it was logged.
 
     Args:
         checked: the fused model, and what was measured on it.
@@ -91,6 +91,8 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
     answer = _answer_of(plan, sources, output.path, dry_run=False).model_copy(
         update={"self_check": checked.check, "averaging": checked.averaging}
     )
+
+    # Say what was averaged, and warn where that changes predictions, or where members hardly differ.
     decision = averaging_words(answer)
     if decision is not None:
         log.info(decision)
@@ -116,7 +118,7 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
 
 
 def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> FuseAnswer:
-    """Return the answer as far as the plan tells it.
+    """Return the answer of a fusion as far as its plan tells it: members, shared weights, and sizes.
 
     A dry run reads no weights, so its answer has neither digests nor the number of equal weights.
 
@@ -126,12 +128,15 @@ def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_r
         path: the file of the fused model.
         dry_run: whether this is the answer of a dry run.
     """
+    # How many weights of the fused model are averages of members, equal in all members, or a member's own.
     parameter_counts = {"averaged": plan.tensors.elements(plan.averaged)}
     shared_towers: list[SharedTower] = []
     if not dry_run:
         parameter_counts["equal"] = plan.tensors.elements(plan.shared)
         shared_towers = shared_parts(plan)
     parameter_counts["per_member"] = plan.tensors.elements(plan.own)
+
+    # The models that are fused.
     members = []
     for source in sources:
         member = FusedMember(

@@ -55,7 +55,10 @@ def describe(path: str | Path) -> InfoAnswer:
 
 
 def _describe_published(path: Path) -> InfoAnswer:
-    """Return what a published folder or a ``.pth`` holds. Of a ``.pth`` the tensors and no numbers are looked at."""
+    """Return what a published folder, or a state dict of torch (``.pth``), holds.
+
+    Of a ``.pth`` only names, shapes and number formats of its tensors are read.
+    """
     from hydractl.model.source import ModelOptions, arch_hint, open_source
 
     if path.is_dir():
@@ -91,14 +94,19 @@ _TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
 
 
 def _describe_json(path: Path, content: bytes) -> InfoAnswer:
-    """Return what a JSON artefact holds.
+    """Return what a JSON file that hydractl wrote holds; which of it is shown depends on its schema.
 
-    What is shown depends on its schema: the heads of a mask or a circuit, the row names of an eval or a bench, and for
-    any schema the entries of :data:`_TOLD_OF_ARTEFACT` and ``source``.
+    ======================  =================================================================
+    any                     the entries of :data:`_TOLD_OF_ARTEFACT`, and ``source``
+    mask                    the heads that are kept, too
+    circuit                 the same, and the number of removals (steps)
+    answer of eval, bench   the names of its rows
+    ======================  =================================================================
 
     Raises:
         InputError: hydractl did not write this JSON.
     """
+    # The schema, which every document of hydractl names.
     document = parse_json(content, str(path))
     schema = None
     if isinstance(document, dict):
@@ -144,12 +152,12 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
 def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     """Return how far the kept heads of several files overlap, for all pairs of masks with the same sites.
 
+    A mask says which heads of each site (attention layer) are kept; a fused file has one for each member. None if no
+    two files can be compared, or there are too many masks.
+
     Args:
         infos: what :func:`describe` returned for each file. Members of one fused file are not compared here, because
             that file's own answer compares them.
-
-    Returns:
-        The overlaps; None if no two files can be compared, or there are too many masks.
     """
     # The masks of all files, each with the index of its file and its name.
     masks: list[tuple[int, str, HeadMask]] = []
@@ -163,7 +171,7 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     if not _few_enough_to_compare([mask for _, _, mask in masks]):
         return None
 
-    # Each two of different files.
+    # Each two of different files that have the same sites.
     pairs = []
     for (index, name, mask), (other_index, other_name, other_mask) in combinations(masks, 2):
         if index != other_index and comparable(mask, other_mask):
@@ -177,6 +185,7 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     Tensors that are stored beside the weights, such as statistics, are not counted. What else is shown depends on the
     schema in the metadata of the file; a file of another program has no schema.
     """
+    # The size of the file, and its weights.
     weights = []
     for name, tensor in header.tensors.items():
         if not name.startswith(BESIDE):
@@ -208,14 +217,14 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
 def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     """Return the answer about a file, with what the description of the model in it says.
 
+    That is the facts about the model, the results that are stored with it, the samples it has seen, its trainings, its
+    provenance, and the heads that its members keep.
+
     Args:
         info: the answer so far, which names the file.
         description: the description of the model, from the header of the file.
-
-    Returns:
-        The answer with the facts about the model, the results stored with it, the samples it has seen, its trainings,
-        its provenance, and the heads that its members keep.
     """
+    # The heads that each member keeps at each site (attention layer).
     masks = description.masks
     head_maps = []
     for mask in masks:
@@ -223,6 +232,8 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         for path, heads in mask.heads.items():
             sites.append(KeptSite(site=path, heads=heads, kept=list(mask.kept[path])))
         head_maps.append(sites)
+
+    # One member has one map; of several it is said, too, how far each two overlap, unless that takes too long.
     notes = []
     drawn: dict[str, object] = {"source": dict(description.provenance)}
     if len(masks) == 1:
@@ -245,6 +256,8 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         if description.kind == "fused":
             text = f"member {training.member}: {text}"
         trainings.append(text)
+
+    # The samples that it has seen, e.g. "500 samples (train) by finetune".
     seen = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
 
     # As JSON has it: lists in place of tuples, and no text of a vocabulary.
@@ -278,7 +291,7 @@ def _prediction_facts(path: Path) -> dict[str, object]:
 
 
 def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:
-    """Return whether all pairs of these masks can be compared in a moment."""
+    """Return whether all pairs of these masks can be compared in a moment: heads of the largest mask times pairs."""
     most_heads = 0
     for mask in masks:
         heads = sum(mask.heads.values())

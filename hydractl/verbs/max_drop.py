@@ -82,14 +82,14 @@ class _CountedCircuit(Record):
 
 
 def removals_of_circuit(circuit: Document, max_drop: float) -> tuple[int, dict[str, object]]:
-    """Count the removals of a circuit that stay within the drop, using the counts that its search stored.
+    """Return how many removals of a circuit stay within a drop of accuracy, and the entries of the provenance about it.
+
+    A circuit is the order in which a search removed heads. The search has stored how many samples the model gets right
+    after each removal, so nothing is measured here.
 
     Args:
         circuit: the circuit.
         max_drop: the accuracy that may be lost, as a share of the samples.
-
-    Returns:
-        The number of removals, and the entries of the provenance about it.
 
     Raises:
         InputError: the circuit has no counts, or it ranks heads without removing them one after another.
@@ -98,6 +98,7 @@ def removals_of_circuit(circuit: Document, max_drop: float) -> tuple[int, dict[s
         raise InputError(f"{circuit} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
     message = f"{circuit} does not say how many samples each step gets right"
     counted = _CountedCircuit.checked(circuit.content, message, "give --val, to count them")
+    # The counts before the first removal, and after each.
     samples = counted.base.n_id
     correct = [counts.correct for counts in (counted.base, *counted.removed)]
     count, counts_read = steps_within(correct, samples, max_drop)
@@ -107,9 +108,9 @@ def removals_of_circuit(circuit: Document, max_drop: float) -> tuple[int, dict[s
 def choose_within(
     source: Source, wanted: Selection, budgets: Sequence[int], choose: Callable[[int, Log], HeadChoice], log: Log
 ) -> HeadChoice:
-    """Return the choice of heads at the largest budget such that it and all smaller budgets stay within a drop.
+    """Return the choice of heads at the largest budget (number of heads to remove) within a drop of accuracy.
 
-    The budget is the number of heads to remove.
+    All smaller budgets stay within it, too: budgets are tried in ascending order, up to the first that loses too much.
 
     Args:
         source: the unpruned model.
@@ -146,9 +147,12 @@ def choose_within(
             log.info(f"{budget} removed: accuracy {accuracy:.4f} of {samples} samples")
             yield correct
 
+    # This takes counts from try_budgets() until one has lost too much. "steps" is the index of the budget to take.
     steps, counts_read = steps_within(try_budgets(), samples, max_drop)
     log.warn_all(orientation_warnings(dataset))
     choice = choices_tried[steps]
+
+    # Its provenance and its samples, with those that accuracy was measured on.
     measured_on = "val" if wanted.val else "data"
     measured = _provenance(max_drop, measured_on, samples, counts_read)
     measured_samples = entry("prune", "val", dataset)
@@ -174,13 +178,14 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
 
 def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuring) -> int:
     """Return how many of the samples the model classifies correctly when it is pruned by ``mask``."""
+    # The pruned model, with removed heads cut out of its weights; it is not written.
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)
     model = build_model(pruned_source, on.device, on.dtype)
     correct = 0
     with torch.inference_mode():
         for inputs, batch in model_batches(model, dataset, on.batch_size, on.workers):
-            logits = model.member_logits(inputs)[0]  # [batch, classes]
+            logits = model.member_logits(inputs)[0]  # of its only member, [batch, classes]
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None
             is_correct = predicted == batch.labels

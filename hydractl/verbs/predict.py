@@ -98,16 +98,17 @@ class _Plan:
 
 
 def run(call: Call) -> Outcome:
-    """Predict every input: into a file, or line by line as the caller takes the lines of the outcome.
+    """Return the summary of the predictions of one model for every input, which are written to a file.
 
-    Returns:
-        The summary. Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they
-        are taken, and fill in the summary after the last one.
+    Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they are taken, and fill
+    in the summary after the last one. A dry run returns how many inputs there are.
     """
     if not alone():
         hint = "give each process a part of its own: hydractl predict MODEL 'SPEC?part=1/4' -o 1.jsonl"
         raise UsageError("predict is one process, and torchrun has started several", hint=hint)
     values, log = call.values, call.log
+
+    # The first argument is the model; the others are inputs, which --data replaces.
     model, *inputs = values["model"]
     options = filled(PredictOptions, values, output=None if values["output"] == "-" else values["output"])
     texts = [item.text for item in inputs]
@@ -118,6 +119,7 @@ def run(call: Call) -> Outcome:
         record = PredictingModelRecord.partly(name=plan.model.name)
         return Outcome(PredictAnswer.planned(model=record, n=len(plan.dataset), files_=names))
 
+    # Without a file: lines, which predict when they are taken.
     announce_reading([plan.source], log)
     if plan.lines is None:
         outcome = Outcome(PredictAnswer.partly())
@@ -139,7 +141,7 @@ def _plan(
     options: PredictOptions,
     log: Log,
 ) -> _Plan:
-    """Open the model and the inputs, and check everything that can be checked before any work.
+    """Return the opened model and inputs, after everything was checked that can be before any work.
 
     Raises:
         OutputError: a path of an output names a folder.
@@ -151,7 +153,7 @@ def _plan(
     lines = None if options.output is None else file_path(options.output)
     report = None if options.report is None else file_path(options.report)
 
-    # The model.
+    # The model: a single one that is no predictions file, and whose classes have names.
     _, members = ref.split()
     if len(members) > 1:
         raise UsageError(f"predict runs one model, and {ref} is several", hint="fuse them: hydractl fuse")
@@ -175,7 +177,7 @@ def _plan(
         on_bad=options.on_bad,
     )
 
-    # What the model lacks for judging its inputs: a threshold.
+    # Requirements, and what they and --flagged need: a threshold, above which an input is flagged as OOD.
     check_known(options.require, [name], REQUIRABLE)
     if model.stored.threshold is None:
         for requirement in options.require:
@@ -209,7 +211,9 @@ def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
 
 
 def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
-    """Yield a row for each sample as it is predicted, or for each that is flagged; fill in ``outcome`` after the last.
+    """Yield a row for each sample as it is predicted; with ``--flagged``, only for those that are flagged as OOD.
+
+    After the last row the summary is filled in, in ``outcome``.
 
     Raises:
         InputError: none of the inputs can be read.
@@ -226,7 +230,10 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[P
 
 
 def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
-    """Predict into a file, by way of an unfinished file beside it; return the summary.
+    """Return the summary of the predictions, after they were written to a file.
+
+    They go to an unfinished file beside it first (``NAME.part``). A run that is stopped leaves it, and one with
+    ``--resume`` goes on after its last sample.
 
     Raises:
         InputError: none of the inputs can be read, or the unfinished file is of another run.
@@ -248,10 +255,12 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
             log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
         unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)
         stack.callback(unfinished.close)
-        start = unfinished.stop or 0
+        start = unfinished.stop or 0  # the index after the last sample that was predicted
         if start:
             left = len(plan.dataset) - start
             log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.dataset):,} are left")
+
+        # An input that cannot be read may stop it (--on-bad error). Without any predictions there is nothing to resume.
         try:
             for window in _predict_windows(plan, start, log):
                 unfinished.append(window)
@@ -283,7 +292,11 @@ def _nothing_readable(plan: _Plan) -> InputError:
 
 
 def _fingerprint(plan: _Plan) -> dict[str, Any]:
-    """Return by key everything that decides the lines; an unfinished file with other values cannot be resumed."""
+    """Return, by key, everything that decides the predictions: the model, the inputs and the options, as JSON values.
+
+    An unfinished file with other values cannot be resumed.
+    """
+    # The inputs by their names and number, not by their content, so that they need not be read.
     description = plan.source.description
     options = plan.options
     digest_of_ids = _sha256("\n".join(plan.dataset.ids))
@@ -314,7 +327,7 @@ def _sha256(text: str) -> str:
 
 
 def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome: Outcome, log: Log) -> None:
-    """Fill in the summary of all predictions, the files, and the requirements that are not met.
+    """Fill in ``outcome``: the summary of all predictions, the files, and the requirements that are not met.
 
     The summary is also logged, and written to the file of ``--report``.
 
@@ -325,6 +338,7 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
         outcome: is filled in.
         log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
+    # What is said of the model: its score, threshold, temperature and prediction sets, None for what it does not hold.
     source = plan.source
     chosen = plan.model.stored
     record = PredictingModelRecord(
@@ -337,7 +351,8 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
         conformal=None if chosen.conformal is None else chosen.conformal.alpha,
     )
     answer = tally.answer(record, None if plan.lines is None else str(plan.lines))
-    # Samples that a stopped run skipped are in the tally, and not in the data set.
+
+    # Warnings on the inputs. Samples that a stopped run skipped are in the tally, and not in the data set.
     reasons_of_skipped(plan.dataset, log)
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
@@ -345,6 +360,8 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
     if answer.cut is not None:
         log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, source.description.preprocess["max_length"]))
     answer = answer.model_copy(update={"warnings": log.warnings})
+
+    # A line for the log, e.g. "200 inputs, 9 flagged as OOD: 4.50% (95 % interval 2.39% to 8.33%)".
     words = f"{answer.n:,} inputs"
     flagged = answer.ood
     if flagged is not None and flagged.share is not None and flagged.ci is not None:
@@ -355,6 +372,8 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
     if answer.skipped is not None:
         words += f", {answer.skipped.n:,} more could not be read"
     log.info(words)
+
+    # The file of --report, and the outcome.
     if report is not None:
         write_json(report, answer.to_dict())
     outcome.result = answer

@@ -52,12 +52,14 @@ Fixed = dict[str, tuple[int, ...]]
 
 
 def run(call: Call) -> Outcome:
-    """Choose the heads, slice the weights, and write the checkpoint or folder and its mask; or prune single weights.
+    """Return which attention heads of a model were removed and what that saves; the pruned model is written.
 
-    Returns:
-        The mask with what was saved, and the files; for a dry run, what is known without reading data.
+    With ``--weights`` single weights are removed instead, by :func:`prune_weights`. A dry run returns what is known
+    without reading data.
     """
     values = call.values
+
+    # The model, and how heads are chosen; scope and order by the model, if nobody set them.
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = replace(opening_options(values, bodies=True), max_length=None)
     source = only_one(open_sources(values["model"], opening), "prune")
@@ -69,7 +71,8 @@ def run(call: Call) -> Outcome:
     wanted = settled(source, wanted)
     with_max_length(source, wanted.max_length)  # raises an error for a length that the model cannot take
 
-    # The outputs: a folder holds its mask; a checkpoint has it in a file beside.
+    # The outputs: a folder (its name ends in a slash) holds the mask of kept heads; a checkpoint has it in a file
+    # beside. Removed heads are cut out of a checkpoint (sliced), and zeros in a folder, if nobody set the layout.
     output = values["output"] or default_name(source, wanted)
     as_folder = output.endswith("/")
     layout = values["layout"]
@@ -100,7 +103,8 @@ def default_name(source: Source, wanted: Selection) -> str:
 
     For example ``vit.taylor-8.st`` or ``vit.taylor-8.seed1.st``.
     """
-    # The name of what decides which heads are removed: the criterion, or a file without its ending.
+    # The name of what decides which heads are removed: the criterion, or a file without its ending ("-" is standard
+    # input).
     file = wanted.scores or wanted.circuit or wanted.mask
     if wanted.criterion:
         change = wanted.criterion.name
@@ -111,6 +115,8 @@ def default_name(source: Source, wanted: Selection) -> str:
         if not wanted.scores:
             change = change.removesuffix(".mask")
     change = change.removeprefix(f"{source.name}.")  # the name of vit.circuit.acc.json already begins with "vit."
+
+    # How many heads stay or go, and the seed where samples or an order are drawn by it.
     if wanted.keep is not None:
         change += f"-{wanted.keep}"
     if wanted.remove is not None:
@@ -133,13 +139,16 @@ def mask_name(path: Path) -> Path:
 
 
 def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
-    """Choose the heads of the pruned model.
+    """Return the heads that are kept, what decided that, and the samples that the decision and the model have seen.
 
-    With ``max_drop``, the budget (how many heads to remove) is the largest one whose accuracy stays within the drop.
-    Budgets are measured one after another. For a circuit without ``--val``, the counts that its search stored are used.
+    ====================================  ==========================================================================
+    no ``--max-drop``                     as many are removed as the options or the file say
+    ``--max-drop``, scores                budgets 0, 1, 2 and so on are measured; the largest within the drop is taken
+    ``--max-drop``, circuit, ``--val``    the same, after each removal of the circuit
+    ``--max-drop``, circuit, no --val     nothing is measured: the search has stored the accuracy of each budget
+    ====================================  ==========================================================================
 
-    Returns:
-        The mask, what decided it, and the samples that the model and the decision have seen.
+    A budget is the number of heads to remove; a circuit the order in which a search removed heads.
 
     Raises:
         UsageError: ``--val`` is to measure each removal of a circuit, but the circuit's first heads are gone already.
@@ -154,6 +163,7 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
         scores = _score(source, wanted, log)
 
     def choose_for_budget(count: int, log: Log) -> HeadChoice:
+        """Return the choice if this many heads are removed."""
         with_budget = replace(wanted, remove=count)
         return _choose_at_budget(source, with_budget, log, scores)
 
@@ -187,7 +197,7 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
 def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadScores | None = None) -> HeadChoice:
     """Return the heads that a mask, a circuit or scores keep, when the number of heads to remove is known.
 
-    At the sites where ``--with-mask`` decides, its mask replaces that choice.
+    At the sites (attention layers) where ``--with-mask`` decides, its mask replaces that choice.
 
     Args:
         source: the model.
@@ -201,7 +211,8 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
         shared_mask = _read_mask(wanted.with_mask, source, wanted, log)  # before scoring, which may take long
         fixed = shared_sites(source.sites, shared_mask, wanted.share_sites)
 
-    # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision.
+    # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision. A mask
+    # cannot bring back heads that the model has lost, so those stay that both have.
     if wanted.mask:
         mask_in_file = _read_mask(wanted.mask, source, wanted, log)
         _warn_of_other_weights_beside(wanted.mask.text, mask_in_file, log)
@@ -240,7 +251,10 @@ def _read_mask(file: Document, source: Source, wanted: Selection, log: Log) -> H
 def _choose_by_scores(
     source: Source, wanted: Selection, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> HeadChoice:
-    """Return the mask that scores decide, with its provenance and the samples that the scores were measured on.
+    """Return the heads that scores decide to keep, with the provenance and the samples that were scored on.
+
+    The lowest are removed, over the whole model or within each site (attention layer), unless the criterion decides
+    itself which heads are kept.
 
     Args:
         source: the model.
@@ -273,12 +287,14 @@ def _choose_by_scores(
         raise InputError(f"{wanted.scores} has no scores of the {wanted.tower} tower")
     check_scored(scores, mask_of_scored_sites)
 
-    # At the sites of --with-mask stay those heads of the model that it keeps.
+    # At the sites of --with-mask stay those heads of the model that it keeps. "shared" is a mask of these sites alone,
+    # which overrides what scores decide.
     shared = apply_fixed(mask_of_scored_sites.at(fixed), fixed)
 
     # Some criteria decide which heads are kept: their decision is the mask.
     if isinstance(wanted.criterion, Decider):
         decided = scores.info[wanted.criterion.name]["kept"]
+        # At a site without a decision all heads stay.
         kept = {path: tuple(decided.get(path, heads)) for path, heads in mask_of_scored_sites.kept.items()}
         mask = HeadMask(mask_of_scored_sites.heads, kept)
         return HeadChoice(mask_of_model.updated(mask).updated(shared), details, seen)
@@ -329,9 +345,10 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
 
 
 def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
-    """Check that the scores in a file fit the scope and the budget.
+    """Check that the scores in a file fit the scope (heads compared in a site or the whole model) and the budget.
 
-    Nothing is checked if the file does not say how the scores were made.
+    Scores were made one-shot (all sites at once) or sequentially (site by site, without the lowest heads of the sites
+    before). Nothing is checked if the file does not say how.
 
     Raises:
         UsageError: scores that were made site by site cannot be compared across sites, or serve several budgets.
@@ -370,13 +387,21 @@ def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
 def settled(source: Source, wanted: Selection) -> Selection:
     """Return the selection with scope and order filled in from the model, if the user did not set them.
 
-    As in the paper: in a model of two towers (encoders of images and of texts), such as CLIP, heads are compared across
-    all sites (attention modules): the scope is ``global``. In a model of one tower, such as ViT, they are compared
-    within each ``site``. Across sites the only sensible order is ``one-shot``.
+    ==============================================================  ==========  ==============
+    model                                                           scope       order
+    ==============================================================  ==========  ==============
+    two towers (encoders of images and of texts), such as CLIP      ``global``  ``one-shot``
+    one tower, such as ViT                                          ``site``    ``sequential``
+    any, with a criterion that decides itself which heads are kept  ``global``  ``one-shot``
+    ==============================================================  ==========  ==============
+
+    Heads are compared over the whole model, or within each site (attention module), as in the paper. One-shot scores
+    all sites at once; sequential scores them one after another, which makes no sense across sites.
 
     Raises:
         UsageError: the user asks for the sequential order across sites.
     """
+    # The scope; the order follows from it.
     towers = {site.tower for site in source.sites}
     scope = wanted.scope
     if scope is None:
@@ -409,10 +434,10 @@ def _score(source: Source, wanted: Selection, log: Log) -> HeadScores:
 
 
 def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fixed: Fixed) -> HeadChoice:
-    """Return the mask that a circuit decides, and the entries of the provenance about the circuit.
+    """Return the heads that a circuit decides to keep, with its entries of the provenance.
 
-    Heads are removed in the order in which the search removed them, or with ``--sample-from`` in an order that is
-    drawn.
+    A circuit is the result of a search: the heads that it removed, in order. As many of them are removed as the options
+    say, in this order, or with ``--sample-from`` in an order that is drawn.
 
     Args:
         circuit: the circuit.
@@ -423,6 +448,7 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     Raises:
         InputError: the circuit belongs to a tower that the model does not have.
     """
+    # The search may have started from a model without some heads, which are removed first.
     ranking = ranking_from_json(circuit.content, source.sites, circuit.text)
     mask_at_start = source.description.mask.without(ranking.start)
 
@@ -435,6 +461,8 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     paths = site_paths(source, wanted.tower or tower_of_circuit)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
+
+    # How many of its heads to remove.
     if wanted.keep is None and wanted.remove is None:  # all removals of the circuit are made
         count = len(set(mask_at_start_of_tower.kept_heads).intersection(ranking.removed))
     else:
@@ -468,7 +496,7 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
 def _write(
     source: Source, wanted: Selection, layout: str, output: Output, mask_output: Output | None, log: Log
 ) -> Outcome:
-    """Choose the heads, write the pruned model and its mask, and return the answer.
+    """Return which heads were removed and what that saves, after the pruned model and its mask were written.
 
     Args:
         source: the model.
@@ -587,9 +615,10 @@ def _costs(source: Source, mask: HeadMask) -> SizeChange:
 
 
 def _plan(source: Source, wanted: Selection, layout: str, files: Sequence[Path]) -> PruneAnswer:
-    """Return what would be done and written.
+    """Return what would be done and written, for a dry run, which reads no data.
 
-    The number of heads at each site is given only if it is known without reading data; otherwise a note says why not.
+    The number of heads that each site (attention layer) keeps is known for a mask, a circuit, a file of scores, and a
+    criterion that removes the same number at each site. Otherwise a note says why it is not known.
     """
     plan = PruneAnswer(
         dry_run=True,
@@ -607,7 +636,8 @@ def _plan(source: Source, wanted: Selection, layout: str, files: Sequence[Path])
         check_criterion(source, wanted.criterion, wanted.tower)  # raises an error if it cannot score this model
         return plan.model_copy(update={"note": "how many heads are kept, and which, is known only after scoring"})
 
-    # A criterion: which heads go is not known, but how many. So all are taken to be equally important.
+    # A file decides, so the choice can be made. Of a criterion it is not known which heads go, but how many at each
+    # site. So all are taken to be equally important: scores of 0.
     if wanted.criterion is None:
         mask = choose(source, wanted, Log()).mask
     else:

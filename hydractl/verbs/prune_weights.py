@@ -54,9 +54,9 @@ class _WeightPlan:
 
 
 def prune_weights(source: Source, call: Call) -> Outcome:
-    """Score the weights, write the model with the lowest of them set to zero, and return what that cost.
+    """Return how many single weights of a model were removed; the model with zeros in their place is written.
 
-    The answer of a dry run is how many weights would be removed.
+    The weights with the lowest scores of ``--method`` are removed. A dry run returns how many would be.
     """
     values, log = call.values, call.log
     wanted = filled(WeightSelection, values, verb="prune", method=values["method"].name)
@@ -67,6 +67,8 @@ def prune_weights(source: Source, call: Call) -> Outcome:
     output = values["output"] or default_name
     as_folder = output.endswith("/")
     path = Path(output) if as_folder else file_path(output)
+
+    # How many weights are removed; then claim the output, score and write.
     plan = _plan_weights(source, wanted)
     answer = PruneAnswer(model=source.name, arch=source.description.arch, weights=plan.counts)
     with Output(path, force=values["force"], folder=as_folder) as target:
@@ -81,13 +83,14 @@ def prune_weights(source: Source, call: Call) -> Outcome:
 def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
     """Return which weights may be removed, and how many must be.
 
-    Parameters outside matrices, such as biases, always stay, and in a model of two towers so do the parameters of the
-    other tower.
+    ``--weights 0.9`` keeps nine tenths of all parameters. What always stays counts among them: embeddings, biases (but
+    for some criteria), and in a model of two towers (encoders of images and of texts) the tower that is not pruned.
 
     Raises:
         UsageError: more weights must be removed than may be.
     """
-    # The weights that may be removed: those of layers in a tower, or in the whole model.
+    # The weights that may be removed: those of layers in a tower, or in the whole model. They are found by the
+    # beginnings of their names.
     criterion = WEIGHT_CRITERIA[wanted.method]
     network = source.family.build(source.description.config)
     sites_of(source, wanted.tower)  # raises an error for a tower that the model does not have
@@ -102,7 +105,7 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
     parameters_of_layers = prunable(network, with_biases=criterion.removes_biases)
     names = sorted(name for name in parameters_of_layers if name.startswith(prefixes) and name in stored_names)
 
-    # How many of them.
+    # How many of them: of 1000 parameters with --weights 0.9 there are 100 to remove.
     total = parameters(source.tensors)
     removable = sum(source.tensors.info(name).numel for name in names)
     kept_count = round(wanted.weights * total)
@@ -117,11 +120,11 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
 
 
 def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple[SizeChange, str]:
-    """Write and commit the model with its lowest weights set to zero.
+    """Return the size of the model before and after, and the SHA-256 of its weights.
 
-    Returns:
-        Its size before and after, and the SHA-256 of its weights.
+    The model with its lowest weights set to zero is written to the output.
     """
+    # Choose the weights. Tensors get their zeros when they are read.
     check_finite_weights(source.name, source.tensors)
     masks, measured_on, used = _choose_weights(source, plan, log)
     tensors = _with_zeros(source, masks)
@@ -164,13 +167,11 @@ def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple
 def _choose_weights(
     source: Source, plan: _WeightPlan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
-    """Choose the weights to remove, in one step or several.
+    """Return which weights to remove: by the name of the tensor, a mask of its shape, true for weights to remove.
 
-    Each step scores the weights that are left and sets the lowest to zero.
-
-    Returns:
-        By the name of the tensor, a mask of its shape that is true for weights to remove; the entries of the provenance
-        about the samples that they were scored on; and the samples themselves, as entries for ``seen``.
+    Also returned are the entries of the provenance about the samples that weights were scored on, and the samples as
+    entries for ``seen``; both are empty for a criterion without data. There may be several steps: each scores the
+    weights that are left and sets the lowest to zero.
 
     Raises:
         UsageError: more weights are zero already than are to be removed.
@@ -200,6 +201,8 @@ def _choose_weights(
     source_to_score = with_max_length(source, wanted.max_length)
     on_data = open_calibration(source_to_score, wanted, log)
     model = on_data.model
+
+    # In each step: score, choose the lowest up to its count, set them to zero. A mask holds all removals so far.
     for count_after_step in _counts(plan, zeros):
         # Gradients of the weights that may be removed, and of no other parameters.
         model.requires_grad_(False)
@@ -220,12 +223,14 @@ def _choose_weights(
 def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
     """Return how many weights are removed after each step; weights that are zero already are included.
 
-    The share of weights that are left falls by the same factor in each step, as in the code of the authors of OBA.
+    The share of weights that are left falls by the same factor in each step, as in the code of the authors of OBA:
+    from 1 to 0.81 in two steps by 0.9 each, so that of 1000 weights 100 and then 190 are removed.
     """
     total = plan.counts.parameters
     share_before = 1 - zeros / total
     removed = []
     for step in range(1, plan.steps):
+        # share before * (share at the end / share before) ** (step / steps)
         share_after_step = share_before * (plan.counts.share / share_before) ** (step / plan.steps)
         removed.append(total - round(share_after_step * total))
     return [*removed, plan.counts.removed]

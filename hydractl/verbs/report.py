@@ -23,7 +23,14 @@ from hydractl.verbs.requirements import check_known, unmet_in
 
 
 def run(call: Call) -> Outcome:
-    """Report on documents of one kind: a single one, or the means of several evals.
+    """Return a document of eval, bench or study to be shown, or the means of several evals; check requirements on it.
+
+    =========================  ==================================================================
+    one eval                   shown, with pages and pictures where they are asked for
+    several evals, ``--over``  the same of their means
+    one bench or study         shown; pages, pictures and means are refused
+    several others             refused
+    =========================  ==================================================================
 
     Raises:
         UsageError: there are several documents that no report can show together.
@@ -34,7 +41,7 @@ def run(call: Call) -> Outcome:
     schemas = {_schema_of(document, path) for path, document in documents.items()}
     has_several = len(documents) > 1
 
-    # Several evals have a mean.
+    # Evals, of which several have a mean.
     if has_several and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
     if schemas == {EvalAnswer.form()}:
@@ -97,7 +104,7 @@ def _origin(path: str) -> str:
 
 
 def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
-    """Show an eval, or the mean of several, and write the reports that are asked for.
+    """Return an eval, or the mean of several, with the files of its reports and the requirements that it does not meet.
 
     Every file is claimed before the first is written. A dry run claims the files, and writes none.
 
@@ -125,9 +132,10 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
 
 
 def _unmet_of_bench(answer: BenchAnswer, requirements: Sequence[Requirement]) -> list[str]:
-    """Return the requirements that the rows of a bench do not meet.
+    """Return a line for each requirement that a row of a bench does not meet; empty if all are met.
 
-    Those that ``--compare`` added, and the first, need to meet only requirements that name them.
+    The first row, and those that ``--compare`` added, are references ("exempt"): they need to meet only requirements
+    that name them.
 
     Raises:
         UsageError: a requirement names no row or figure of a bench.

@@ -17,28 +17,30 @@ Row = tuple[str, Values]
 
 
 def unmet_in(rows: Sequence[Row], requirements: Sequence[Requirement], exempt: Collection[str] = ()) -> list[str]:
-    """Return the requirements that are not met, with the reason.
+    """Return a line for each requirement that a row of an answer does not meet, with the reason; empty if all are met.
+
+    A value that is null, missing or not a number does not meet a requirement. A requirement without any row to check
+    gets a line, too.
 
     Args:
         rows: the name and the values of each row, in order.
         requirements: the expressions. One with a row name, e.g. ``fused:id.accuracy>0.9``, is checked on the rows of
             that name only, any other on all rows.
-        exempt: names of rows that are only checked by expressions with their name, such as that of the reference.
-
-    Returns:
-        A line for each requirement and each row that does not meet it. A value that is null, missing or not a number
-        does not meet a requirement. A requirement without any row to check gets a line, too.
+        exempt: names of rows that a requirement without a row name does not check, such as that of the reference.
     """
     failures = []
     for requirement in requirements:
+        # No row has the name, or all rows are exempt.
         rows_to_check = _rows_of(requirement, rows, exempt)
         if not rows_to_check:
-            reason = _why_no_row(requirement, rows)
-            failures.append(f"{requirement.text}: {reason}")
+            why_no_row = _why_no_row(requirement, rows)
+            failures.append(f"{requirement.text}: {why_no_row}")
+
+        # Check it on each row.
         for name, values in rows_to_check:
-            reason_in_row = _failure(requirement, _row_words(name, values), values)
-            if reason_in_row is not None:
-                failures.append(f"{requirement.text}: {reason_in_row}")
+            why_not_met = _failure(requirement, _row_words(name, values), values)
+            if why_not_met is not None:
+                failures.append(f"{requirement.text}: {why_not_met}")
     return failures
 
 
@@ -51,6 +53,7 @@ def _row_words(name: str, values: Values) -> str:
 
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     """Return why a row does not meet a requirement; None if it does."""
+    # The value at the dotted key, such as id.accuracy: it may be missing, null or not a number.
     key = requirement.key
     value = value_at(values, key)
     if value is MISSING:
@@ -68,13 +71,13 @@ def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
 def check_known(
     requirements: Sequence[Requirement], names: Sequence[str], keys: Sequence[str], exempt: Collection[str] = ()
 ) -> None:
-    """Refuse, before any work, requirements that can never be met because of the row or the key that they name.
+    """Raise, before any work, if a requirement can never be met because of the row or the key that it names.
 
     Args:
         requirements: the expressions.
         names: the names of the rows to come.
         keys: the dotted keys of the numbers that every row will have, e.g. ``id.accuracy``.
-        exempt: names of rows that are only checked by expressions with their name.
+        exempt: names of rows that a requirement without a row name does not check.
 
     Raises:
         UsageError: a key or a row is unknown, or a requirement has no row to be checked on; it lists all of these.
@@ -90,6 +93,8 @@ def check_known(
         if requirement.key not in keys:
             advice = _advice_on_unknown_key(requirement.key, keys)
             problems.append(f"{option}: unknown key {requirement.key!r}{advice}")
+
+    # One problem is the message itself, several are a list below it.
     if not problems:
         return
     hint = f"keys: {', '.join(keys)}"

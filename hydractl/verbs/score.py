@@ -36,7 +36,10 @@ from hydractl.verbs.outcome import Outcome
 
 
 def run(call: Call) -> Outcome:
-    """Score every head of one model; return the scores, and the file they are written to, if any."""
+    """Return an importance score for every attention head of one model, by the criterion of ``--method``.
+
+    They are written to a JSON file, too, unless they go to standard output. A dry run returns how many heads there are.
+    """
     values, log = call.values, call.log
     criterion: Criterion = values["method"]
     scoring = filled(Scoring, values, verb="score", criterion=criterion)
@@ -44,6 +47,7 @@ def run(call: Call) -> Outcome:
     default_name = f"{source.name}.{criterion.name}{seed_mark(scoring.seed)}.scores.json"
     path = file_path(values["output"] or default_name)
     with ExitStack() as stack:
+        # Claim the file before anything is computed.
         target = None
         if not call.writes_to_stdout():
             target = stack.enter_context(Output(path, force=values["force"]))
@@ -52,6 +56,8 @@ def run(call: Call) -> Outcome:
             heads = source.description.mask.counts()
             plan = ScoresAnswer.planned(model=source.name, output=str(path), heads=heads, method=str(criterion))
             return Outcome(plan)
+
+        # Score, and write.
         announce_reading([source], log)
         scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
         scores = scores.model_copy(update={"warnings": log.warnings})
@@ -73,11 +79,10 @@ def check_criterion(source: Source, criterion: Criterion, tower: str | None) -> 
 
 
 def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
-    """Score the heads of a model; in a model of two towers, only the heads of one.
+    """Return the scores of the attention heads of a model, with their provenance in ``info``.
 
-    Returns:
-        The scores. A criterion that decides how many heads are kept also adds an entry with its name to ``info``, which
-        says how it decided and, as ``kept``, which heads it keeps.
+    In a model of two towers (encoders of images and of texts) only the heads of ``--tower`` are scored. A criterion
+    that also decides which heads are kept (a ``Decider``) adds an entry with its name to ``info``.
 
     Raises:
         NonFiniteError: a score is not finite.
@@ -87,7 +92,8 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
     check_criterion(source, criterion, scoring.tower)
     paths = site_paths(source, scoring.tower)
 
-    # Open the model and the samples. A criterion without data reads the stored weights, and gets an empty calibration.
+    # Open the model and the samples ("calibration"). A criterion without data reads the stored weights, so no model is
+    # built, and its calibration is empty.
     model: Any
     on_data: ModelOnData | None = None
     if criterion.needs_data:
@@ -102,7 +108,8 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
         model = StoredHeads(source.tensors, source.description, source.family, dtype)
         calibration = Calibration(lambda: iter(()), 0, scoring.seed, log)
 
-    # Score: a Decider scores and decides in one go; a sequential order scores one site after another.
+    # Score in one of three ways. A Decider scores and decides in one go. A sequential order scores one site (attention
+    # layer) after another, each without the lowest heads of those before. Else all sites are scored at once.
     site_indices = [index for index, site in enumerate(model.sites) if site.path in paths]
     is_sequential = scoring.order == "sequential" and criterion.needs_data
     info: dict[str, object] = {"arch": source.description.arch, "method": criterion.name}
@@ -121,7 +128,7 @@ def score_source(source: Source, scoring: Scoring, log: Log) -> HeadScores:
     else:
         scores = criterion.score(model, calibration, site_indices)
 
-    # Say in the provenance how the scores were made.
+    # The provenance says how the scores were made, and "seen" on which samples. A setting that had no effect is None.
     details: dict[str, object] = {
         "method": str(criterion),
         "order": scoring.order if criterion.needs_data else None,
@@ -182,19 +189,21 @@ class ModelOnData:
 
 
 def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Dataset]:
-    """Draw the samples that a model is measured on, by the seed without replacement; the others are never read.
+    """Return the model with the classes of the data, and the samples that it is measured on, in their order.
+
+    These are ``--samples`` of the data, drawn at random by the seed without replacement; the others are never read. A
+    zero-shot model gets the class names of the data.
 
     Args:
         source: the model.
-        on: the samples.
+        on: the data set, how many of its samples are drawn, and the seed.
         log: receives warnings about odd data.
-
-    Returns:
-        The model, with its classes named by the data if it is zero-shot; and the drawn samples, in their order.
     """
     assert on.data is not None  # the options require it for what needs data
     named, dataset = open_labelled(source, on.data, on.limit, on.seed)
     log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset)])
+
+    # Draw indices, and sort them: samples are read in the order of the data.
     count = min(on.samples, len(dataset))
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
@@ -206,7 +215,10 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
 
 
 def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
-    """Build a model, and draw the samples that it is scored on; the arguments are those of :func:`open_samples`."""
+    """Return a model that runs on its device, with the samples that it is scored on.
+
+    See :func:`open_samples` for the arguments. Samples are read anew in each pass over them.
+    """
     named, dataset = open_samples(source, on, log)
     model = build_model(named, on.device, on.dtype)
     parameter = next(model.parameters())
@@ -246,9 +258,10 @@ def _score_site_by_site(
     scoring: Scoring,
     site_indices: Sequence[int],
 ) -> dict[int, list[float]]:
-    """Score the heads of one site after another, as in the sequential order of the paper (D.1.1).
+    """Return the scores of the heads, by site index, scored one site (attention layer) after another.
 
-    After a site is scored, its lowest heads are switched off, so the next site is scored without them.
+    This is the sequential order of the paper (D.1.1): after a site is scored, its lowest heads are switched off, so the
+    next site is scored without them.
 
     Args:
         source: the model.
@@ -256,11 +269,9 @@ def _score_site_by_site(
         criterion: scores the heads of a site.
         calibration: the samples to score on.
         scoring: says how many heads are kept or removed at each site.
-        site_indices: the indices of the sites (attention modules), in the order in which they are scored.
-
-    Returns:
-        By site index, the scores of the heads that the site has.
+        site_indices: the indices of the sites, in the order in which they are scored.
     """
+    # How many heads are switched off at each site, counted from those that it has.
     paths = [model.sites[index].path for index in site_indices]
     present = source.description.mask.at(paths)
     removals_by_path = site_budget(present, scoring.keep, scoring.remove)
@@ -302,6 +313,7 @@ def _scores_of_original_heads(
     """
     scores_by_path = {}
     for index, scores_present in scores.items():
+        # The model still has some heads of a site, e.g. those with the numbers 0, 1 and 3 of 4.
         site = model.sites[index]
         heads_present = source.description.mask.kept[site.path]
         scores_of_all = [-math.inf] * site.heads

@@ -53,7 +53,10 @@ _KEPT_BYTES = 1 << 30
 
 @keeping_fingerprints()
 def run(call: Call) -> Outcome:
-    """Run the steps of a study that are not done yet, and return its verdict.
+    """Return the answer of a study: which of several models made from one detects OOD samples best, and at what cost.
+
+    Its steps are commands that make, measure and compare these models (the rows); steps that are done already are not
+    repeated. A dry run returns the commands, and about how long they take.
 
     Raises:
         Interrupted: a signal has come; the same command goes on.
@@ -73,6 +76,8 @@ def run(call: Call) -> Outcome:
         decisive=decisive_settings(values),
         given={name: values[name] for name in SHARED if call.rank(name)},
     )
+
+    # Open the model and all data, and compare the data sets with each other.
     source = only_one(open_sources(values["model"], opening_options(values)), "study")
     folder = Path(values["output"] or f"{source.name}.study")
     sets = study_sets(request, source)
@@ -88,6 +93,8 @@ def run(call: Call) -> Outcome:
         commands = [step.command.words() for step in plan.outline()]
         time = in_all(seconds)
         return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
+
+    # Begin the folder, or go on in it, and run the steps. Data that were decoded are kept for the steps in memory.
     announce_reading([source], log_once)
     try:
         plan, seconds = _claim_folder(request, sets, source, folder, log_once)
@@ -103,13 +110,14 @@ def run(call: Call) -> Outcome:
 def _asked_scale(request: StudyRequest, source: Source) -> Scale:
     """Return the scale (which rows, and how large a search) that the settings ask for.
 
-    Without training data, ``default`` leaves out the rows that need them.
+    Without training data, ``default`` leaves out the rows (models to compare) that need them. A row that was named
+    itself is refused.
 
     Raises:
         UsageError: a row needs training data, and there are none, or the model cannot have it.
     """
     rows = []
-    of_classifiers = []
+    of_classifiers = []  # what this model cannot have, as it has no classifier; all of these are refused together
     for name, kind in asked_for(request.rows).items():
         lacks_data = kind.needs_training_data and request.train is None
         if lacks_data and name in request.rows:
@@ -127,7 +135,10 @@ def _asked_scale(request: StudyRequest, source: Source) -> Scale:
 
 
 def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
-    """Return the rows of a study of this scale, with the steps that make and measure them."""
+    """Return the plan of a study of this scale: its rows (models to compare), and the steps that make and measure them.
+
+    Nothing runs here.
+    """
     request = sets.request
 
     # For each site (attention module), by its index in the model: how many heads it has. They may all be removed.
@@ -160,16 +171,17 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
         sites_by_tower.setdefault(site.tower, []).append(site)
     late_sites = []
     for of_tower in sites_by_tower.values():
-        late_sites += of_tower[-max(1, round(len(of_tower) / 3)) :]
+        count = max(1, round(len(of_tower) / 3))  # of 12 sites the last 4
+        late_sites += of_tower[-count:]
     return late_sites
 
 
 def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, object]:
     """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
 
-    The scores are fitted to the training data or, without any, to the half of the validation data that the search uses.
-    They are never fitted to the half that rows and scores are chosen by. Without data to fit them to, only scores that
-    need no data and that the user asked for are used.
+    The scores are the usual ones of a study, and those that the user asked for. They are fitted to ``sets.fit``: the
+    training data or, without any, the half of the validation data that rows are not chosen by. Without that, only
+    scores that need no data and that the user asked for are used.
 
     Raises:
         UsageError: the user asks for a score on class texts, and the model is not zero-shot.
@@ -184,7 +196,8 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
     for name in request.ood_score:
         if name in OF_ZERO_SHOT and not is_zero_shot:
             raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
-    names = [*(name for name in OF_STUDY if name not in left_out), *request.ood_score]
+    names = [name for name in OF_STUDY if name not in left_out]
+    names += request.ood_score
     # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
         names = [name for name in request.ood_score if not needs_training_data(name)]
@@ -209,10 +222,15 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
 def _claim_folder(
     asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log
 ) -> tuple[Plan, StepSeconds]:
-    """Create the folder of a study, or continue in the folder that the same command began.
+    """Return the plan of a study and the estimated seconds of each of its steps; the folder is created if it is new.
 
-    The plan file of a new study has its scale (which rows there are, and how large the search is), so that it can go on
-    with the same steps.
+    ===========================  ==========================================================
+    the folder has a plan file   the same study must be asked for; it goes on with that plan
+    it has other files           an error
+    it is new or empty           a plan is made, and its file written
+    ===========================  ==========================================================
+
+    The plan file has the scale: which rows (models to compare) there are, and how large the search is.
 
     Args:
         asked: what the command asks of the study.
@@ -220,9 +238,6 @@ def _claim_folder(
         source: the model.
         folder: the folder of the study; it is created if it does not exist.
         log: receives how long a new study takes, and what was cut to stay within ``--time``.
-
-    Returns:
-        The study's plan, and the estimated seconds of each of its steps.
 
     Raises:
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
@@ -273,6 +288,8 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, sou
             f"{path.parent} holds a study that another version of hydractl began ({shown(schema)}, not {PLAN})",
             hint="go on with that version, or name another folder with -o",
         )
+
+    # All that differs, of the settings or else of the data.
     for what, changes in (
         ("settings", differences(document["settings"], decisive, "in the folder")),
         ("data", sets.changes(document.get("data"))),
@@ -293,12 +310,10 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, sou
 
 
 def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, StepSeconds]:
-    """Return the plan of the largest scale that keeps to ``--time``, and about how many seconds it takes.
+    """Return the plan of the largest study that keeps to ``--time``, and the seconds of each step by its files.
 
-    If no scale does, that of the smallest is returned, with a warning: the evaluations are not made smaller.
-
-    Returns:
-        The plan, and the seconds of each of its steps by the files that it writes.
+    The scale says which rows (models to compare) there are, and how large the search is. It is made smaller until the
+    estimate keeps to the time. If none does, the smallest is returned, with a warning: evaluations are not cut.
     """
     request = sets.request
     most_seconds = request.seconds()
@@ -399,6 +414,8 @@ class _StepLog(PassedOn):
 def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> None:
     """Run the commands whose outputs do not exist yet, one after another, and note all of them in ``study.log``.
 
+    After the last command of a row (a model to compare) on the validation data, a line says what it reaches there.
+
     Args:
         steps: the commands.
         plan: the plan of the study.
@@ -407,7 +424,7 @@ def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> 
     """
     rows = {(plan.calibration_file(row),): row for row in plan.rows}  # by what the last step of a row writes
     single = plan.rows[0]
-    of_single: Mapping[str, float] = {}
+    of_single: Mapping[str, float] = {}  # mean AUROC of the single model by score, computed when first needed
     for step in steps:
         line = shlex.join(["hydractl", *step.command.words()])
         _note(plan.folder / "study.log", line)
@@ -433,7 +450,7 @@ def _note(path: Path, line: str) -> None:
 
 
 def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Sequence[str], log: Log) -> Outcome:
-    """Run the steps that are not done yet, choose a row on the validation data, test the rows, and write the answer.
+    """Return the answer of a study: run its steps, choose a row (a model) on the validation data, and test the rows.
 
     Args:
         plan: the plan of the study; steps whose outputs exist are not run again.
@@ -457,6 +474,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
         # Test the rows that the validation data do not rule out.
         testing_steps = plan.testing_steps(chosen.tested_rows)
+        # The bar counted a step for every row; those that do not run are done.
         for step in plan.testing_steps(plan.rows):
             if step not in testing_steps:
                 course.finish(step)

@@ -47,21 +47,22 @@ def in_all(seconds: StepSeconds) -> float:
 def step_seconds(plan: Plan, sets: StudySets, blocks: int) -> StepSeconds:
     """Return about how many seconds of the processor each step of a study takes, by the files that it writes.
 
-    They are those of a study in which every row runs on the test data.
-
-    One batch of each search is timed. That gives the time of one sample in one block of the model, and from this
-    follows the time of everything that trains or evaluates. Resampling is timed on drawn samples.
+    They are those of a study in which every row (a model to compare) runs on the test data. One batch of a search is
+    timed, which gives the seconds that one sample takes in one block (layer) of the model. Then a step takes this times
+    blocks, samples and passes (runs of the whole model). Resampling is timed on drawn samples.
 
     Args:
         plan: the plan of the study.
         sets: its data.
         blocks: the number of blocks in the model.
     """
-    # Where no row needs a search, one is timed only for its speed.
+    # The searches of the plan, each timed on one batch, and the seconds of one sample in the whole model: a pass. Where
+    # no row needs a search, one is timed only for its speed.
     searches = {step.outputs: _probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"}
     timed = next(iter(searches.values()), None) or _probe_search(plan.search_of_circuits)
     seconds_per_pass = blocks * timed.processor_seconds / timed.sample_blocks
 
+    # Every step takes some seconds to begin, a search what was estimated, and a training its passes.
     seconds = {}
     for step in plan.outline():
         seconds[step.outputs] = _OF_A_STEP
@@ -80,7 +81,8 @@ def step_seconds(plan: Plan, sets: StudySets, blocks: int) -> StepSeconds:
         seconds[plan.choosing_step(row).outputs] += of_a_sample * choosing
         seconds[testing_step.outputs] += of_a_sample * sum(tested)
 
-    # The test data are resampled for the table, for the best row, and for what the verdict compares.
+    # The test data are resampled for the table, for the best row, and for what the verdict compares. The keys are
+    # tuples of one file.
     resampling = plan.request.bootstrap * _seconds_of_a_round(tested)
     seconds[plan.folder / "test.json",] += len(plan.rows) * resampling
     seconds[plan.folder / "best.json",] += (1 + _COMPARED) * resampling
@@ -95,7 +97,11 @@ def _passes_of(row: Row) -> int:
 
 
 def _passes_of_training(step: Step, sets: StudySets) -> int:
-    """Return how many forward passes of one sample take as long as a training; 0 for a posterior."""
+    """Return how many passes of one sample (runs of the whole model) take as long as a training.
+
+    It is learning rates * epochs * (passes of a training step * training samples + validation samples). 0 for a
+    posterior, which is fitted without a training.
+    """
     if sets.train is None or "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
         return 0
     options = step.command.call(Log()).values
