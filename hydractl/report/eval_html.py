@@ -69,6 +69,7 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         answer: the answer of the eval.
         study: the answer of the study that the eval belongs to, whose verdict comes first; None if there is none.
     """
+    # What stands above the sections, of a study alone.
     of_study: dict[str, object] = {"verdict": (), "glance": None, "brief": (), "next_steps": ()}
     if study is not None:
         of_study = {
@@ -77,6 +78,8 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
             "brief": in_brief(study),
             "next_steps": {purpose: shlex.join(words) for purpose, words in next_steps(study).items()},
         }
+
+    # The sections that are open, and those that a reader opens; empty ones are left out.
     open_sections, closed_sections = [], []
     for section in _sections(answer, study):
         if section.is_empty:
@@ -139,7 +142,11 @@ def _is_open(section: _Section, study: StudyAnswer | None) -> bool:
 
 
 def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
-    """Yield the sections, one for each question; some of them may be empty."""
+    """Yield the sections of the page in their order, one for each question; some of them may be empty.
+
+    First those with pictures and the main results, then details. With a study, some have other tables.
+    """
+    # The pictures by name, the names of the rows (models) that they show, and words for a study alone.
     rows = answer.models
     drawn = pictures(answer, study)
     names = [shown_name(row.name) for row in rows_looked_at(answer, study)]
@@ -149,6 +156,7 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         " Dashed lines are the single model with two scores, the ring is the model to use." if study is not None else ""
     )
 
+    # The overview, and the main results.
     yield _Section(
         "overview",
         "What does it detect, and at which cost?",
@@ -167,6 +175,8 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
         yield _Section("results", "Results on the test data", explained, tables=[results_table(study, rows)])
         names_explained = [(term, [words]) for term, words in legend(study, study.rows).items()]
         yield _Section("names", "What the names mean", facts=names_explained)
+
+    # Pictures of calibration and of OOD scores, a map of heads, and the data.
     yield _Section(
         "reliability",
         "Can its confidence be trusted?",
@@ -190,6 +200,8 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     )
     cautions = " ".join(_cautions(answer))
     yield _Section("summary", "What was it measured on?", cautions, tables=[tables.data_table(answer)])
+
+    # Details.
     first = shown_name(rows[0].name)
     if study is not None:
         yield _Section("own", "Models with another score", tables=[own_scores_table(study)])
@@ -211,7 +223,7 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
 
 
 def _score_sentences(answer: EvalAnswer) -> list[str]:
-    """Return a sentence for each OOD score of the rows, as far as the document explains it."""
+    """Return a sentence for each OOD score of the rows: what it is, if the document explains it, else its name."""
     explained = answer.conventions.get("ood_scores")
     sentences = []
     for score in dict.fromkeys(row.ood_score for row in answer.models):

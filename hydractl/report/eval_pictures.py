@@ -95,10 +95,11 @@ Levels = Mapping[str, OodDetection]
 
 
 def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
-    """Return the picture of OOD detection against cost; None if no row has mult-adds and an AUROC.
+    """Return the picture of OOD detection (AUROC and FPR95) over mult-adds; None if no row has both.
 
-    With a study, lines show the single model with MSP and with its score.
+    With a study, horizontal lines show the single model with MSP and with its own score, and a ring the model to use.
     """
+    # The mult-adds of each row over those of a reference, whose name stands at the axis.
     rows = answer.models
     ratios, reference = cost_ratio(rows)
     reached = []
@@ -128,7 +129,7 @@ def _name_in_study(study: StudyAnswer, row: str) -> str:
 
 
 def _levels_of_study(study: StudyAnswer) -> Levels:
-    """Return what the lines stand for: the single model with MSP, as it is, and with its score."""
+    """Return, by label, what the horizontal lines stand for: the single model with MSP, and with its own score."""
     single = study.rows[0]
     return {f"{single.name}, MSP": study.baseline, _name_in_study(study, single.name): single.test}
 
@@ -145,6 +146,7 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, s
         reference: what has the mult-adds of 1.
         sizes: the numbers of samples, as text; may be empty.
     """
+    # A panel for each measure. A model without it, or without a known cost, has no point.
     (reference_shown,) = drawn_names([reference])
     x_title = f"mult-adds, times those of {reference_shown}"
     panels = []
@@ -176,7 +178,15 @@ class _Point(NamedTuple):
 def _draw_overview(
     axes: Axes, points: Sequence[_Point], levels: Mapping[str, float | None], x_title: str, y_title: str
 ) -> None:
-    """Draw one measure of every model over its cost, with names, intervals, and a ring around the one to use."""
+    """Draw one measure of every model over its cost, with names, intervals, and a ring around the one to use.
+
+    Args:
+        axes: the panel.
+        points: the models.
+        levels: by label, the heights of horizontal lines; None for one that is not known.
+        x_title, y_title: the titles of the axes.
+    """
+    # The points.
     for point in points:
         colour = VERMILION if point.chosen else BLUE
         dot(axes, point.x, point.y, point.ends, colour)
@@ -185,6 +195,7 @@ def _draw_overview(
     axes.margins(0.12)
     axes.set(xlabel=x_title, ylabel=y_title)
 
+    # The lines, each with its label at the right end, unless a point has that name.
     right = axes.get_xlim()[1]
     labels = []
     named = {point.name for point in points}
@@ -193,6 +204,8 @@ def _draw_overview(
             axes.axhline(level, **GUIDE)
         if level is not None and label not in named:
             labels.append(_Point(label, right, level, None, chosen=False))
+
+    # The names of points and lines.
     names = drawn_names([point.name for point in points], _MOST_LETTERS)
     labels += [point._replace(name=name) for point, name in zip(points, names, strict=True)]
     _write_labels(axes, labels)
@@ -213,17 +226,22 @@ def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
+    # Heights and distances are in shares of the panel: 0 is its lower or left end, 1 the upper or right one.
     in_order = sorted(labels, key=lambda label: label.y)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     apart = 1 / max(_LETTERS_UP, len(in_order))
     heights = [(label.y - low) / (high - low) for label in in_order]
-    # From below each name is moved up off the one before it, then from above down off the one behind it.
+
+    # Places for the names, "apart" from each other: from below each is moved up off the one before it, then from above
+    # down off the one behind it, so that the uppermost is at 1 at most. [0.5, 0.5] becomes [0.5, 0.55].
     for index in range(1, len(heights)):
         heights[index] = max(heights[index], heights[index - 1] + apart)
     ceiling = 1.0
     for index in reversed(range(len(heights))):
         heights[index] = min(heights[index], ceiling)
         ceiling = heights[index] - apart
+
+    # The length of the line from each point to each place, [labels, places]; their least sum shares out the places.
     style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
     starts = [((label.x - left) / (right - left), (label.y - low) / (high - low)) for label in in_order]
     lengths = []
@@ -241,7 +259,10 @@ def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
 
 
 def reliability(rows: Sequence[EvalRow]) -> Picture | None:
-    """Return the accuracy over the confidence of rows, by bin; None if no row has bins with samples."""
+    """Return the picture of accuracy over confidence, by bin, a panel for each row; None if no row has such bins.
+
+    A row with a curve of bins gets its ECE, the mean distance of the two, into the title.
+    """
     panels = []
     for row in rows:
         curve = (row.curves or EvalCurves()).reliability
@@ -257,6 +278,7 @@ def reliability(rows: Sequence[EvalRow]) -> Picture | None:
 
 def _draw_reliability(axes: Axes, curve: ReliabilityCurve, title: str) -> None:
     """Draw the accuracy of each bin with its interval, and the diagonal of perfect calibration."""
+    # The curve has the bins as lists: their numbers of samples, confidences, accuracies and ends of intervals.
     axes.plot([0, 1], [0, 1], **GUIDE)
     for index, n in enumerate(curve.n):
         confidence = curve.confidence[index]
@@ -272,7 +294,11 @@ def _draw_reliability(axes: Axes, curve: ReliabilityCurve, title: str) -> None:
 
 
 def ood_scores(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
-    """Return histograms of the OOD score of the last row looked at, a panel for each OOD set; None without any."""
+    """Return histograms of the OOD score, of ID samples and of each OOD set in a panel; None without any.
+
+    They are of one row, the last of those that the other pictures show. Its threshold is drawn if it is one of this
+    score.
+    """
     row = rows_looked_at(answer, study)[-1]
     histograms = (row.curves or EvalCurves()).scores
     if histograms is None or not histograms.ood:
@@ -281,6 +307,8 @@ def ood_scores(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture 
     threshold = None
     if row.threshold is not None and row.threshold.score == score:
         threshold = row.threshold.value
+
+    # A panel for each OOD set, with its AUROC in the title.
     panels = []
     shown_sets = drawn_names(list(histograms.ood), 18)
     for name, shown in zip(histograms.ood, shown_sets, strict=True):
@@ -301,6 +329,7 @@ def _draw_histograms(
     axes: Axes, histograms: ScoreHistograms, name: str, title: str, score: str | None, threshold: float | None
 ) -> None:
     """Draw the scores of ID samples as a filled histogram, those of an OOD set as an outline, and the threshold."""
+    # The share of samples in each bin, [bins]; the bins lie between the edges, [bins + 1].
     inside = _shares_of_sum(histograms.id)
     outside = _shares_of_sum(histograms.ood[name])
     edges = histograms.edges
@@ -316,6 +345,6 @@ def _draw_histograms(
 
 
 def _shares_of_sum(counts: Sequence[int]) -> list[float]:
-    """Return counts as shares of their sum, so that sets of different sizes can be compared."""
+    """Return counts as shares of their sum, e.g. [0.25, 0.75] for [1, 3]; zeros if the sum is 0."""
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]

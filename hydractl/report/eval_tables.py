@@ -75,6 +75,7 @@ def known_interval(interval: Interval | None) -> Ends:
 
 def metrics_at(record: Record, place: Sequence[str]) -> Metrics:
     """Return the metrics that a record holds at the end of a path of names; empty if it has none there."""
+    # Follow the names: keys of mappings, or attributes of records; None where there is nothing.
     value: Any = record
     for name in place:
         value = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
@@ -141,7 +142,10 @@ def set_title(name: str) -> str:
 
 
 def seen_text(row: EvalRow) -> str:
-    """Return how many samples of each data set the row had seen before, as text; empty if it had seen none."""
+    """Return how many samples of each data set the model had seen before, e.g. in its training; empty if none.
+
+    For example ``3 of ID, 1 of svhn``.
+    """
     return ", ".join(f"{count} of {set_title(name)}" for name, count in row.seen.items() if count)
 
 
@@ -177,7 +181,7 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
         values: the values of a metric, one for each row; None if not known.
         metric: the metric, which says which direction is better.
     """
-    # Compare the numbers as the table shows them, rounded.
+    # Compare the numbers as the table shows them, rounded. Metrics that have no better direction have an empty one.
     rounded = [None if value is None else float(number(value, metric.digits)) for value in values]
     distinct = {value for value in rounded if value is not None}
     if not metric.direction or len(distinct) < 2:
@@ -187,7 +191,10 @@ def marks(values: Sequence[float | None], metric: Metric) -> list[str]:
 
 
 def metric_cells(rows: Rows, column: Column) -> list[Cell]:
-    """Return the column's number in every row, with its deviation over runs and its interval; the best is marked."""
+    """Return the cells of a column, one for each row: the number, its deviation over runs, and its interval.
+
+    The best number is marked. A number that is not known is a dash.
+    """
     digits = column.metric.digits
     values = [column.value(row) for row in rows]
     cells = []
@@ -207,7 +214,11 @@ def metric_table(rows: Rows, shown: Sequence[Column], title: str = "", note: str
 
 
 def name_cell(row: EvalRow) -> Cell:
-    """Return the name of a row; a page explains it by its members or runs, and the heads that each member keeps."""
+    """Return the cell with the name of a row (a model), and in small print what it is, such as its members.
+
+    For example ``an ensemble of 2 members; heads kept: 144 / 120 of 144``.
+    """
+    # What it is; the first of these that holds.
     kind = "a single model"
     if row.runs is not None:
         kind = f"the mean of {row.runs} runs"
@@ -215,6 +226,7 @@ def name_cell(row: EvalRow) -> Cell:
         kind = f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p})"
     elif row.members:
         kind = f"an ensemble of {len(row.members)} members"
+    # The attention heads that each member keeps, summed over sites (attention layers), if they are known.
     sites = row.heads or ()
     if sites:
         members = max(len(site.kept) for site in sites)
@@ -258,7 +270,11 @@ def glance_columns(rows: Rows) -> list[Column]:
 
 
 def glance_table(rows: Rows) -> Table:
-    """Return the table of a page: what every row costs, and its most important numbers."""
+    """Return the main table of a page: of every row its most important numbers, mult-adds and parameters.
+
+    A note below explains the columns.
+    """
+    # The numbers, with cells for the cost behind them.
     shown = glance_columns(rows)
     measured = metric_table(rows, shown)
     ratios, reference = cost_ratio(rows)
@@ -267,6 +283,8 @@ def glance_table(rows: Rows) -> Table:
         cost = row.cost or CostRecord()  # nothing is known of some
         sizes = (number(over_reference, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
         lines.append([name, *cells, *map(Cell, sizes)])
+
+    # The note.
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if ood_names(rows):
         words.append(f"AUROC and FPR95: {_ood_title(rows)}")
@@ -285,6 +303,7 @@ def further_table(rows: Rows) -> Table:
 
 def averages_table(rows: Rows) -> Table:
     """Return the table of the means over near and over far OOD sets; without lines unless there are both."""
+    # The columns of near, then those of far, each metric named after its group.
     shown = []
     for average in ("near_avg", "far_avg"):
         for metric in OOD_METRICS:
@@ -329,6 +348,7 @@ def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:
         leading: the column of the number by the leading score.
         title: the title of the table.
     """
+    # A column for each score; without scores beside the leading one the table is empty.
     metric = leading.metric
     names = _names_of_scores(rows)
     score_columns = [Column(("scores", score, *leading.place), metric) for score in names]
@@ -354,6 +374,7 @@ def difference_table(rows: Rows) -> Table:
 
     It has the rows that have differences, and those columns of the main table in which any row has one.
     """
+    # The columns: those of the main table in which any row has a difference.
     keys_with_difference = distinct_entries(row.difference for row in rows)
     columns_with_difference = [column for column in main_columns(rows) if column.key in keys_with_difference]
 
@@ -361,6 +382,8 @@ def difference_table(rows: Rows) -> Table:
     for row in rows:
         if row.difference and columns_with_difference:
             lines.append([Cell(row.name), *(_difference_cell(column, row) for column in columns_with_difference)])
+
+    # The title names the first row, shortened.
     (first,) = drawn_names([rows[0].name], 14)
     note = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
     heads = _heads("model", *(column.metric for column in columns_with_difference))
@@ -372,6 +395,7 @@ def _difference_cell(column: Column, row: EvalRow) -> Cell:
     paired = row.difference.get(column.key)
     if paired is None or paired.value is None:
         return Cell("-")
+    # Significant if the interval is known and lies on one side of 0.
     ends = known_interval(paired.ci)
     mark = "" if ends is None or ends[0] <= 0 <= ends[1] else SIGNIFICANT
     return Cell(signed_number(paired.value) + mark, ends=ends, signed=True)
@@ -393,9 +417,11 @@ def data_table(answer: EvalAnswer) -> Table:
     rows = answer.models
     lines = []
     for name in distinct_entries([["id"], ood_names(rows), answer.test]):
-        data = answer.test.get(name, DataSetRecord())
+        data = answer.test.get(name, DataSetRecord())  # of an OOD set that only rows know, nothing is known
+        # The first known size: of the rows, or else of the data set itself.
         sizes = [sample_count_of(row, name) for row in rows] + [data.n]
         size = next((str(size) for size in sizes if size is not None), "-")
+        # The group, near or far, is that of the first row that was measured on the set.
         group = next((row.ood[name].group for row in rows if name in row.ood), None) or "-"
         if name == "id":
             group = "in distribution"
@@ -410,6 +436,7 @@ def members_table(rows: Rows) -> Table:
     """Return the table of the members of each row: first all together, then each alone; a single model has no lines."""
     lines = []
     for row in rows:
+        # A title and the ID metrics for each line of the row.
         measured = [("together", row.id.metrics)] if row.members else []
         for index, member in enumerate(row.members or ()):
             measured.append((f"member {index}", member.metrics))
@@ -421,7 +448,10 @@ def members_table(rows: Rows) -> Table:
 
 
 def selective_table(rows: Rows) -> Table:
-    """Return the table of the accuracy among the most confident samples, by their share; empty if none is known."""
+    """Return the table of the accuracy among the most confident samples, by their share; empty if none is known.
+
+    For example ``acc at 0.8`` is the accuracy of the 80 % of samples that a model is most confident of.
+    """
     note = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
     place = ("id", "accuracy_at")
     shares = sorted(distinct_entries(metrics_at(row, place) for row in rows))
@@ -433,7 +463,7 @@ def cost_ratio(rows: Rows) -> tuple[list[float | None], str]:
     """Return the mult-adds of every row relative to a reference, None if not known, and the name of the reference.
 
     The reference is each row's own single model with all heads, if every row with a cost has it. Otherwise it is the
-    first row with a cost.
+    first row with a cost: mult-adds of 2e9 and 3e9 give 1.0 and 1.5. Without any cost the name is empty.
     """
     with_cost = [row for row in rows if row.macs]
     if not with_cost:
@@ -447,11 +477,12 @@ def cost_ratio(rows: Rows) -> tuple[list[float | None], str]:
 
 def heads_table(rows: Rows) -> Table:
     """Return the heads at each site (attention module) of every member that was pruned; without lines if none was."""
+    # By the name of the site, and by the name of the member: the marks of its heads.
     kept_at: dict[str, dict[str, Cell]] = {}
     for row in rows:
         sites = row.heads or ()
         for member in range(max((len(site.kept) for site in sites), default=0)):
-            if all(len(site.kept_by(member)) == site.heads for site in sites):
+            if all(len(site.kept_by(member)) == site.heads for site in sites):  # it was not pruned
                 continue
             name = shown_name(row.name)
             if row.members:
@@ -459,6 +490,8 @@ def heads_table(rows: Rows) -> Table:
             for site in sites:
                 path = site.site if site.tower in (None, "main") else f"{site.tower}: {site.site}"
                 kept_at.setdefault(path, {})[name] = Cell(head_marks(site.heads, site.kept_by(member)))
+
+    # A line for each site, a column for each member; a dash where a member does not have the site.
     members = distinct_entries(kept_at.values())
     lines = [[Cell(path), *(cells.get(name, Cell("-")) for name in members)] for path, cells in kept_at.items()]
     return Table("", _heads("site", *members), lines, left=1 + len(members))
@@ -522,7 +555,11 @@ def _dropout_words(row: EvalRow) -> str:
 
 
 def _calibration_words(row: EvalRow) -> str:
-    """Return words on how the logits of a row were calibrated; empty if they were not."""
+    """Return words on how the logits of a row were calibrated; empty if they were not.
+
+    For example ``temperature 1.31; fitted on val.csv (n = 500)``. Some calibrations scale each class by a number of its
+    own (scale and bias).
+    """
     calibration = row.calibration
     if calibration is None:
         return ""
@@ -541,7 +578,10 @@ def _calibration_words(row: EvalRow) -> str:
 
 
 def _conformal_words(row: EvalRow) -> str:
-    """Return words on how well the conformal sets of a row reach what was wanted; empty if it has none."""
+    """Return words on how many conformal (prediction) sets hold the label, and how many should; empty without sets.
+
+    That is a share of 1 - alpha: with an alpha of 0.1 there should be 90 %.
+    """
     sets = row.conformal
     if sets is None:
         return ""
@@ -556,7 +596,10 @@ def _conformal_words(row: EvalRow) -> str:
 
 
 def _threshold_words(row: EvalRow) -> str:
-    """Return words on the threshold of a row, and the share of each data set that it flags; empty if it has none."""
+    """Return words on the OOD threshold of a row, and the share of each data set that it flags; empty if it has none.
+
+    For example ``energy at least -4.2 (rule id:0.05) flags 5.2 % of ID, 80.1 % of svhn``.
+    """
     threshold = row.threshold
     if threshold is None:
         return ""

@@ -49,10 +49,12 @@ class HeatMap:
         yield from _cropped(self._lines(options.max_width), options)
 
     def _lines(self, width: int) -> Iterator[str]:
-        """Yield the title, the legend and the map.
+        """Yield the lines of the map: the title, the legend, then a line for each site (attention layer).
 
-        If the heads do not fit a line, the map has several parts below each other.
+        If the heads do not fit a line, the map has several parts below each other. A head that stays for good has the
+        value infinity, and one that is not there None; all others are ranked.
         """
+        # The distinct values that are ranked, the lowest first.
         values = sorted({value for _, row in self.rows for value in row if value is not None and not math.isinf(value)})
         yield self.title
         yield self._legend(values)
@@ -65,9 +67,12 @@ class HeatMap:
         letters = min(longest_name, max(width - _GAP - cell * heads, _LEAST_NAME))
         step = max((width - _GAP - letters) // cell, 1)
 
+        # The mark of each head: a digit by the rank of its value, or that of a head that stays or is not there.
         names = short_names([name for name, _ in self.rows], letters)
         marks: dict[float | None, str] = {value: _digit(place, len(values)) for place, value in enumerate(values)}
         marks_of_rows = [[marks.get(value, GONE if value is None else KEPT) for value in row] for _, row in self.rows]
+
+        # The parts: column numbers on top, then the heads from "start" to "stop" of every site.
         for start in range(0, max(heads, 1), step):  # a map without heads has one part, too
             stop = min(start + step, heads)
             for digits in _column_numbers(start, stop):
@@ -76,10 +81,19 @@ class HeatMap:
                 yield name.ljust(letters + _GAP) + "".join(mark.ljust(cell) for mark in row[start:stop])
 
     def _legend(self, values: Sequence[float]) -> str:
-        """Return the line that explains the digits and marks; a mark is explained only if the map has it."""
+        """Return the line that explains the digits and marks, e.g. ``lowest 0.1 0123456789 highest 2.5   · removed``.
+
+        A mark is explained only if the map has it.
+
+        Args:
+            values: the distinct values that are ranked, the lowest first.
+        """
         parts = []
         if values:
-            parts.append(f"{self.low} {self.form(values[0])} {_DIGITS} {self.high} {self.form(values[-1])}")
+            lowest = f"{self.low} {self.form(values[0])}"
+            highest = f"{self.high} {self.form(values[-1])}"
+            parts.append(f"{lowest} {_DIGITS} {highest}")
+        # Infinity stands for a head that stays for good, None for one that is not there.
         rows = [row for _, row in self.rows]
         if any(math.inf in row for row in rows):
             parts.append(f"{KEPT} kept")
@@ -89,7 +103,9 @@ class HeatMap:
 
 
 def _digit(place: int, values: int) -> str:
-    """Return the tenth of all ranks to which one of so many distinct values belongs; a single value is in the middle.
+    """Return the digit of a value: the tenth of all ranks to which it belongs, the lowest first.
+
+    Of 21 values the one in place 10 has the rank 10 / 20 = 0.5, and so the digit 5; a single value has it, too.
 
     Args:
         place: the number of lower values.
@@ -100,7 +116,10 @@ def _digit(place: int, values: int) -> str:
 
 
 def _column_numbers(start: int, stop: int) -> list[list[str]]:
-    """Return the column numbers from ``start`` to ``stop``, each written downwards: a list of digits per line."""
+    """Return the column numbers from ``start`` to ``stop``, each written downwards: a list of digits per line.
+
+    From 9 to 12 (excluded) these are [[" ", "1", "1"], ["9", "0", "1"]].
+    """
     numbers = list(map(str, range(start, stop)))
     most_digits = max(map(len, numbers), default=0)
     return [[number.rjust(most_digits)[level] for number in numbers] for level in range(most_digits)]
@@ -123,7 +142,10 @@ class KeptMap:
         yield from _cropped(self._lines(), options)
 
     def _lines(self) -> Iterator[str]:
-        """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads."""
+        """Yield the line of each site: its name, the marks of its heads, and the numbers of kept and of all heads.
+
+        Without marks, and with ``?``, where it is not known how many heads there were.
+        """
         letters = min(_LONGEST_SITE, max((len(site.site) for site in self.sites), default=0))
         for site in self.sites:
             marks = "" if site.heads is None else head_marks(site.heads, site.kept)

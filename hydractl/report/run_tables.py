@@ -176,7 +176,11 @@ def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
 
 
 def _time_cells(row: BenchRow) -> list[str]:
-    """Return the times of one model: median, throughput, ratio to the first model with its interval, share of peak."""
+    """Return the cells of the times of one model: median in ms, samples a second, and the ratio to the first model.
+
+    Then the interval of that ratio (with a mark if the times are noisy), the ratio of mult-adds, and the share of the
+    peak that the machine can reach.
+    """
     low, high = row.ratio_ci
     noise = _NOISY if row.noisy else " "
     share = UNKNOWN if row.peak_share is None else f"{100 * row.peak_share:.0f} %"
@@ -192,7 +196,10 @@ def _time_cells(row: BenchRow) -> list[str]:
 
 
 def _times_title(rows: Sequence[BenchRow]) -> str:
-    """Return what the rows of one batch size and dtype have in common: batch, input, dtype and device, rounds."""
+    """Return the title of a table of times: what its rows have in common, batch, input, dtype, device and rounds.
+
+    For example ``batch 8, 3x224x224, float32, cpu, 20 rounds``. The input is left out if rows have different ones.
+    """
     first = rows[0]
     parts = [f"batch {first.batch_size}"]
     if first.input is not None and not _inputs_differ(rows):
@@ -219,7 +226,8 @@ def _models_table(costs: Sequence[BenchRow]) -> RenderableType:
     """
     inputs_differ = _inputs_differ(costs)
     rows = []
-    for name, cost in {cost.model: cost for cost in costs}.items():
+    last_of_each = {cost.model: cost for cost in costs}  # later rows of a model override earlier ones
+    for name, cost in last_of_each.items():
         members = UNKNOWN if cost.members is None else str(cost.members)
         sample = input_text(cost.input) if inputs_differ else UNKNOWN
         sizes = [params_text(cost.params, cost.params_nonzero), count_text(cost.macs)]
@@ -229,7 +237,7 @@ def _models_table(costs: Sequence[BenchRow]) -> RenderableType:
 
 
 def _machine_words(machine: MachineRecord) -> str:
-    """Return words on the machine, and on the peak that the shares relate to, in one or two lines."""
+    """Return words on the machine and its threads, and on a second line the peak that shares relate to, if known."""
     device = machine.device_name or machine.processor or "an unknown machine"
     text = f"on {device}"
     if machine.threads == 1:

@@ -83,17 +83,21 @@ def _cells(measured: Record, keys: Iterable[str]) -> list[str]:
 
 
 def glance(study: StudyAnswer) -> Table | None:
-    """Return what the model to use changes, beside the single model with MSP; None if it is that model.
+    """Return the table of what the model to use changes, beside the single model with MSP; None if it is that model.
 
-    Each line says in a word whether the paired difference is one.
+    A line for each figure has it before and after, and the paired difference with a word for it, such as ``better``.
     """
+    # The row (model) to use, its figures before and after, and the differences by metric.
     (used,) = (row for row in study.rows if row.used)
     before, after = study.baseline, used.test
     findings = {finding.metric: finding for finding in study.verdict.against_baseline}
     is_single = used is study.rows[0]
     if is_single and used.score == before.ood_score:
         return None
-    without_finding = Cell("the same" if is_single else "")  # what a model has under any score, such as its accuracy
+
+    # Figures without a difference: a model has the same accuracy under any score. What was measured of neither has no
+    # line.
+    without_finding = Cell("the same" if is_single else "")
     lines = []
     for title, key in _AT_A_GLANCE.items():
         values = [*_cells(before, [key]), *_cells(after, [key])]
@@ -108,7 +112,12 @@ def glance(study: StudyAnswer) -> Table | None:
 
 
 def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
-    """Return what the model to use costs beside the single model; of time, memory and files what was measured."""
+    """Return lines on what the model to use costs beside the single model: mult-adds, time, memory and file size.
+
+    Each has a title, the figure of the single model, that of the model to use, and an empty cell. Time and memory are
+    left out where they were not measured.
+    """
+    # Ratios are over the single model, whose own are 1.
     lines = [("mult-adds ratio", "1.00", Cell(number(used.mac_ratio, 2)))]
     for timing in study.latency:
         low, high = timing.ratio_ci
@@ -129,7 +138,10 @@ def in_brief(study: StudyAnswer) -> list[str]:
 
 
 def _flagged(study: StudyAnswer) -> list[str]:
-    """Return what share of each test set the threshold of ``best.st`` flags, and why that is not what was asked for."""
+    """Return the sentence on the share of each test set that the threshold of ``best.st`` flags; empty without one.
+
+    If the threshold was set by a share of ID samples (the rule is ``id:0.05``), it says why other samples differ.
+    """
     threshold = study.use.threshold
     if threshold is None or threshold.id_flagged is None:
         return []
@@ -147,7 +159,11 @@ def _flagged(study: StudyAnswer) -> list[str]:
 
 
 def _how_sure(study: StudyAnswer) -> str:
-    """Return how many samples were tested on, how often resampled validation data choose the same, what is covered."""
+    """Return the sentences on how many samples were tested on, and how often resampled data choose the same.
+
+    The latter is left out if the verdict says it already (``uncertain``), or if no OOD validation set had a vote
+    (``telling`` is empty), so that nothing was chosen.
+    """
     test = study.baseline
     sets = [f"{data.n:,} of {name}" for name, data in {"ID": test.id, **test.ood}.items() if data.n is not None]
     tested = f"How sure: tested on {', '.join(sets)}."
@@ -180,6 +196,8 @@ def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
     """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
     shown = glance_columns(rows)
     measured = glance_table(rows)
+
+    # The figures of the single model with MSP.
     now = []
     for column in shown:
         ends = known_interval(study.baseline_ci.get(column.key))
@@ -187,6 +205,8 @@ def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
     # With MSP the single model costs what it costs with its score: the cells behind its figures are the same.
     _, *of_single = measured.rows[0]
     lines = [[Cell(_NOW), *now, *of_single[len(now) :]]]
+
+    # The rows as they are.
     for row, (name, *cells) in zip(rows, measured.rows, strict=True):
         said = " (recommended)" if row.name == study.use.row else ""
         lines.append([replace(name, text=f"{name.text}{said}"), *cells])
@@ -194,7 +214,10 @@ def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
 
 
 def study_table(study: StudyAnswer) -> Table:
-    """Return the table of the single model as it is and of every model, all on the test data and under one score."""
+    """Return the table of the single model with MSP, and of every model under one OOD score, on the test data.
+
+    Figures of OOD detection are dashes for a model that does not have this score.
+    """
     on_id, on_ood = _OF_ID.values(), _OF_OOD.values()
     rows = [[_NOW, *_cells(study.baseline, [*on_ood, *on_id]), "1.00", "-"]]
     for row in study.rows:
@@ -231,7 +254,10 @@ def ruled_out_sentence(study: StudyAnswer) -> str:
 
 
 def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
-    """Return what the names of these models, the score and the figures of a study mean, by name."""
+    """Return what the names of these models, the score and the figures of a study mean, by name.
+
+    Models of one kind, such as whole-avg@12 and whole-avg@24, have one entry: whole-avg@N.
+    """
     terms: dict[str, str] = {}
     for row in rows:
         kind, at, _ = row.name.partition("@")

@@ -93,8 +93,10 @@ def needed_width(drawn: RichTable) -> int:
 def fitted(shown: Table, width: int) -> Group:
     """Return a table for a terminal of this width, with intervals below their numbers.
 
-    A table that is too wide is split into parts of as many columns as fit, below each other, with shorter names.
+    A table that is too wide is split into parts of as many columns as fit, below each other, with shorter names. If
+    nothing fits, it has one column in each part, and the shortest names.
     """
+    # Try one part, then two and so on; in each number of parts longer names first.
     others = len(shown.heads) - shown.names
     drawn: list[RichTable] = []
     for parts in range(1, others + 1):
@@ -119,7 +121,7 @@ def _some_columns(shown: Table, start: int, stop: int) -> Table:
 
 
 def _with_short_names(shown: Table, letters: int) -> Table:
-    """Return a table whose names have at most this many letters, and still differ."""
+    """Return a table whose names (its first columns) have at most this many letters, and still differ."""
     rows = [list(row) for row in shown.rows]
     for column in range(shown.names):
         names = list(dict.fromkeys(row[column].text for row in rows))
@@ -133,7 +135,7 @@ def _rich_table(shown: Table) -> RichTable:
     """Return a table for the terminal, without lines; columns that hold only dashes are left out."""
     drawn = RichTable(title=shown.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     drawn.min_width = min(len(shown.title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
-    known = []
+    known = []  # the indices of the columns that are drawn
     for index, (label, _) in enumerate(shown.heads):
         if shown.rows and all(row[index].text == UNKNOWN for row in shown.rows):
             continue
@@ -156,7 +158,7 @@ def _cell_text(cell: Cell) -> Text:
 
 
 def _short_number(value: float) -> str:
-    """Return a number with three decimals and without a zero before the point: an interval stands beside its number."""
+    """Return a number with three decimals and without a zero before the point, e.g. ``.912`` or ``-.034``."""
     text = f"{value:.3f}"
     if -1 < value < 1:
         return text.replace("0.", ".", 1)

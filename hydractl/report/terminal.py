@@ -95,7 +95,10 @@ def _cost_table(before: ModelSize, after: ModelSize, names: tuple[str, str]) -> 
 
 
 def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
-    """Return what is kept, as a map if the mask is known, what pruning saves, and for a plan the files to write."""
+    """Return what is kept, as a map if the mask is known, what pruning saves, and for a plan the files to write.
+
+    What the answer does not have is left out: weights where heads were pruned, the map of a dry run, and so on.
+    """
     parts: list[RenderableType] = []
     if answer.weights is not None:
         weights = answer.weights
@@ -141,9 +144,10 @@ def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return what runs once for all members, why no more of it does, and the cost of the whole.
+    """Return what runs once for all members of a fused model, why no more of it does, and the cost of the whole.
 
-    A tower is an encoder of the model: ``main``, or the towers of images and of texts.
+    A tower is an encoder of the model: ``main``, or the towers of images and of texts. Members part at the first layer
+    that differs between them; all before it runs once.
     """
     facts = []
     for tower in answer.shared:
@@ -153,6 +157,7 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
             facts.append((f"to part later{where}", str(tower.hint)))
 
+    # Mult-adds over those of the single model, and over those of the members one after another.
     sizes = answer.cost
     fused = sizes.fused.macs
     members = sizes.members.macs
@@ -163,7 +168,10 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
 
 
 def _check_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return how well the fused model agrees with its members; for a plan, the file that it would write."""
+    """Return how well the fused model agrees with its members; for a plan, the file that it would write.
+
+    The figures are the largest differences of logits.
+    """
     facts = []
     check = answer.self_check
     if check is None:
@@ -218,7 +226,8 @@ def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
     rows = []
     for site, values in sites.items():
         numbers = [_three_digits(value) for value in values]
-        rows.append([site, *numbers, *[""] * (most_heads - len(numbers))])
+        empty = [""] * (most_heads - len(numbers))  # sites may have different numbers of heads
+        rows.append([site, *numbers, *empty])
     titles = [f"head {head}" for head in range(most_heads)]
     table = plain_table("higher = keep", ("site", *titles), rows)
     table.padding = (0, 1, 0, 0)  # so that twelve heads fit 120 columns
@@ -269,7 +278,7 @@ def _step_figures(counts: SearchCounts) -> list[str]:
 
 
 def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
-    """Return a map of the step at which each head was removed.
+    """Return a map of the step at which a search removed each head, 1 for the first.
 
     The value of a head is infinity if it was never removed, and None if it was gone before the search began.
 
@@ -322,7 +331,10 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
 
 
 def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableType]:
-    """Return a map of the kept heads of each member, until too many heads are drawn; then how many members are left."""
+    """Return a title and a map of the kept heads for each member; if there are too many heads, of the first members.
+
+    The last line then says how many more there are.
+    """
     parts: list[RenderableType] = []
     heads_drawn = 0
     for index, sites in enumerate(members):
@@ -350,7 +362,11 @@ def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
 
 
 def _one_line(value: object) -> str:
-    """Return a JSON value as one line: of a long list only the beginning, of an object nothing that is null."""
+    """Return a JSON value as one line, such as ``a=1, b=(c=2)`` for an object, or ``20: 1, 2, 3, 4, 5, 6, ...``.
+
+    Of a list of more than twelve entries only the first six are shown, behind their number; of an object nothing that
+    is null.
+    """
     if value is None:
         return "-"
     if isinstance(value, dict):
