@@ -26,8 +26,8 @@ from hydractl.verbs.outcome import Outcome
 def run(call: Call) -> Outcome:
     """Return a circuit for each objective: the order in which a search removes attention heads; each is written.
 
-    The search removes one head after another, each time the one whose removal is best for the objective. A dry run
-    times one batch, and returns about how long the search takes.
+    The greedy search removes one head after another, each time the one whose removal is best for the objective; headmap
+    measures each head once. A dry run times one batch, and returns about how long the search takes.
 
     Raises:
         UsageError: several circuits cannot go to standard output.

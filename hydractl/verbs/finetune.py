@@ -239,7 +239,7 @@ def _free_memory(request: TrainingRequest) -> None:
 def members_of(request: TrainingRequest) -> list[TrainingRequest]:
     """Return one training for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
 
-    Of two models a and b with two trainings each these are a.0.st, a.1.st, b.0.st and b.1.st, in this order.
+    Of two models a and b with two trainings each they write a.tuned.0.st, a.tuned.1.st, b.tuned.0.st and b.tuned.1.st.
 
     Raises:
         UsageError: two members would write the same file.

@@ -108,7 +108,7 @@ def run(call: Call) -> Outcome:
         raise UsageError("predict is one process, and torchrun has started several", hint=hint)
     values, log = call.values, call.log
 
-    # The first argument is the model; the others are inputs, which --data replaces.
+    # The first argument is the model; the others are inputs. Without any, --data names them.
     model, *inputs = values["model"]
     options = filled(PredictOptions, values, output=None if values["output"] == "-" else values["output"])
     texts = [item.text for item in inputs]

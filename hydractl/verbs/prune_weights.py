@@ -83,8 +83,9 @@ def prune_weights(source: Source, call: Call) -> Outcome:
 def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
     """Return which weights may be removed, and how many must be.
 
-    ``--weights 0.9`` keeps nine tenths of all parameters. What always stays counts among them: embeddings, biases (but
-    for some criteria), and in a model of two towers (encoders of images and of texts) the tower that is not pruned.
+    ``--weights 0.9`` keeps nine tenths of all parameters. What always stays counts among them: norms, embeddings of
+    words and positions, biases (but for some criteria), and of a model of two towers (encoders of images and of texts)
+    the one that is not pruned.
 
     Raises:
         UsageError: more weights must be removed than may be.
