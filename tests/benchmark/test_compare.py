@@ -13,7 +13,7 @@ from hydractl.benchmark.rows import StockModel, bench_rows, stock_cost, unsliced
 from hydractl.errors import UsageError
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.fusion.plan import plan_fusion
-from hydractl.model.loading import ModelArgument
+from hydractl.model.loading import ModelArgument, build_model
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, pruned
 from tests.calls import ran
@@ -189,7 +189,8 @@ def test_copies_of_a_deep_ensemble_share_no_memory() -> None:
     rows = bench_rows([ModelArgument("base", [source]), ModelArgument("hydra", [hydra])], ["deep"])
     deep = next(row for row in rows if row.kind == "deep").build("cpu", "float32")
     places = [parameter.data_ptr() for parameter in deep.parameters() if parameter.numel()]
-    assert len(places) == len(set(places)) and deep.members == 3
+    of_one = [parameter for parameter in build_model(source).parameters() if parameter.numel()]
+    assert len(places) == len(set(places)) == 3 * len(of_one)
 
 
 @pytest.mark.usefixtures("files")
