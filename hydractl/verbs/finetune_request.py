@@ -77,7 +77,7 @@ class TrainingRequest(TrainOptions):
         return stem(self.output)
 
     def of_member(self, model: ModelRef, output: str, index: int) -> TrainingRequest:
-        """Return the request of one of several trainings.
+        """Return the request of one of several trainings: with its model, its file, and a seed of its own.
 
         Args:
             model: its MODEL.
@@ -85,6 +85,7 @@ class TrainingRequest(TrainOptions):
             index: how many seeds after the first it has.
         """
         seed = self.seed + index
+        # Of an ensemble by several trainings, what each training does; None if it trains like a single model.
         ensemble = None if self.ensemble is None else self.ensemble.of_one_training()
         method = RecipeSetting(value=None if ensemble is None else str(ensemble), source=self.recipe["ensemble"].source)
         return replace(

@@ -39,12 +39,15 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 
 
 def run(call: Call) -> Outcome:
-    """Fuse several models into one file, and check it.
+    """Return the answer of fusing several models (members) into one, which is checked against them and written.
 
-    Everything that the headers of the files tell is checked first. Without an output the file is named by what was
-    averaged.
+    The fused model returns the logits of every member, and runs once what they share. Everything that the headers of
+    the files tell is checked first; a dry run goes no further. Without an output the file is named by whether parts
+    are averaged.
     """
     values, log = call.values, call.log
+
+    # The parts whose weights are averaged over members (or "auto"), and the models.
     merge = [] if values["merge"] == ["none"] else values["merge"]
     torch_device = resolve_device(values["device"])
     sources = open_sources(values["model"], opening_options(values, bodies=True))

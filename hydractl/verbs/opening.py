@@ -62,6 +62,7 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
     for source in sources:
         _announce_odd_weights(source, log)
 
+    # Models of many bytes take a while to read. A model that stands in several rows is named once.
     size_by_name = {source.name: weight_bytes(source.tensors) for source in sources}
     big_models = []
     for name, size in size_by_name.items():
@@ -74,7 +75,11 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
 
 
 def _announce_odd_weights(source: Source, log: Log) -> None:
-    """Log which weights of a model are drawn, pickled or left out; usually none."""
+    """Log which weights of a model are random, read from a pickle, or left out; nothing for a usual checkpoint.
+
+    Random ones were drawn by the seed (``drawn_by``). A pickle (``.pth``) may hold its weights in an entry, and begin
+    all their names alike. Weights of another task, such as a decoder, are left out.
+    """
     name = source.name
     tensors = source.tensors
     if source.drawn_by is not None:
