@@ -90,19 +90,15 @@ def test_all_of_them(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     )
     assert [row.split("|")[1].strip() for row in rows[1:]] == ["random, 1", "random, 2", "acc, 1", "acc, 2"]
 
-    drawn = ["--circuit", "circuit.json", "--remove", "2", "--sample-from", "4", "--samples", "12"]
     tuning = ["--tuning", "--steps 2 --lr 1e-2 --batch-size 8", "--train", "train.npz", "--val", "val.npz"]
-    rows = run("diversity_sources", "vit.st", *DATA, *drawn, *tuning, "--circuits", "circuit.json", **both)
-    cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows[1:]}
-    assert list(cells) == ["single", "nothing", "order", "pruning", "pruning, order", "samples (Taylor)", "circuits"]
-    assert cells["nothing"][5:] == ["1.0000", "0.0000", "0.0000", "0.0000", "0.0000"]
-    assert cells["order"][5] == "1.0000" and cells["pruning"][5] != "1.0000"
-
     rows = run("heads_removed", "vit.st", *DATA, *rankings, "--step", "3", *tuning, **both)
     assert len(rows) == 9 and rows[0].count("|") == 4
     assert rows[1].split("|")[2] == rows[2].split("|")[2], "with all heads the rankings make no difference"
 
-    members = [f"out/diversity/{number}.st" for number in (0, 1, 3)]
+    members = [f"member{number}.st" for number in range(3)]
+    for number, member in enumerate(members):
+        options = ["--method", "random", "--keep", "1", "--seed", str(number), "-o", member, "-q"]
+        assert main(["prune", "vit.st", *options]) == 0
     rows = run("fused_or_not", *members, *DATA, **both)
     assert [row.split("|")[1].strip() for row in rows[4:]] == [
         "everything averaged",
