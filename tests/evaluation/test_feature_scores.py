@@ -180,7 +180,9 @@ OTHERS = ("mahalanobis", "ddu", "ash", "hedge", "nnguide", "fdbd", "nci", "she",
 
 @pytest.mark.parametrize("score", ["vim", LAYERS, *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
 def test_a_checkpoint_keeps_its_score(score: str) -> None:
-    fitted = TRAIN if score not in ("energy", "mi") else []
+    fitted = TRAIN if score != "mi" else []
+    if score == "ddu":  # more samples of each class than the features have dimensions
+        fitted = [*TRAIN[:2], "--limit", "400"]
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
     first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "200", "--allow-seen")["models"][0]
     run("calibrate", "hydra.st", *asked, "--batch-size", "200", "-o", "k.st")
