@@ -286,7 +286,7 @@ def test_the_table_of_openood_has_the_sets_of_each_group_and_their_mean() -> Non
     ]
 
 
-@pytest.mark.release
+@pytest.mark.long
 @pytest.mark.parametrize("group", GROUPS)
 def test_small_runs_fill_the_tables(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
