@@ -18,7 +18,7 @@ from hydractl.evaluation.choosing import as_good_as_the_best
 from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.metrics.plausibility import chance_warning
 from hydractl.model.source import open_source
-from tests.running import evaluated, read_json, tensors
+from tests.running import evaluated, read_json, run, tensors
 
 VAL = ["--val", "builtin:digits/val", "--limit", "60"]
 OOD_VAL = ["--ood-val", "s=builtin:symbols"]
@@ -222,3 +222,11 @@ def test_a_threshold_is_chosen_without_labels_and_a_temperature_is_not() -> None
     assert found.threshold == labelled.threshold
     with pytest.raises(InputError, match="no label for sample"):
         hydractl.calibrate("base.st", val="unlabelled.npz", temperature="fit", output="third.st")
+
+
+def test_a_calibration_with_the_name_of_a_row_is_for_that_row_alone() -> None:
+    run("calibrate", "hot=base.st", *VAL, "--temperature", "2.5", "-o", "hot.json")
+    rows = evaluated("cold=base.st", "hot=base.st", *TEST, "--calibration", "hot.json")["models"]
+    assert [row.get("calibration") is None for row in rows] == [True, False]
+    rows = evaluated("cold=base.st", "other=base.st", *TEST, "--calibration", "hot.json")["models"]
+    assert [row.get("calibration") is None for row in rows] == [False, False]
