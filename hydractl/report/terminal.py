@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -36,7 +35,6 @@ from hydractl.files.verb_answers import (
     PruneAnswer,
 )
 from hydractl.report.eval_terminal import eval_table
-from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.run_tables import (
     bench_table,
     finetune_table,
@@ -47,8 +45,8 @@ from hydractl.report.run_tables import (
     planned_trainings,
     study_view,
 )
-from hydractl.report.tables import fact_table, needed_width, plain_table
-from hydractl.report.texts import bytes_text, count_text, duration_text, number, signed_change
+from hydractl.report.tables import UNKNOWN, fact_table, fitted, plain_table, text_table
+from hydractl.report.texts import KEPT, bytes_text, count_text, duration_text, head_marks, number, signed_change
 
 Fact = tuple[str, str]
 """A name and its value."""
@@ -105,7 +103,7 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
         removed = f"{count_text(weights.removable)} removable, {count_text(weights.removed)} removed"
         parts.append(Text(f"weights: {count_text(weights.parameters)} parameters, {removed}"))
     if answer.mask is not None:
-        parts += [KeptMap(answer.mask.head_map), Text("")]
+        parts += [*_kept_map(answer.mask.head_map), Text("")]
     elif answer.heads is not None:
         parts.append(Text(f"heads kept per site: {', '.join(map(str, answer.heads))}"))
     if answer.note is not None:
@@ -206,32 +204,26 @@ def _three_digits(value: float | None) -> str:
 
 
 def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
-    """Return the importance of the heads as a map, and as numbers if these fit the width."""
-    title = f"importance ({answer.method or 'given'}), in tenths of all ranks"
-    picture = HeatMap(title, list(answer.sites.items()))
-    return _spaced([picture, _if_it_fits(_score_numbers(answer.sites), width)])
+    """Return the table of the importance of all heads."""
+    title = f"importance ({answer.method or 'given'}), higher = keep"
+    numbers = {site: list(map(_three_digits, values)) for site, values in answer.sites.items()}
+    return _heads_table(title, numbers, width)
 
 
-def _if_it_fits(drawn: Table, width: int) -> RenderableType:
-    """Return a table, or where it stands if it does not fit: cut numbers say nothing, wrapped ones push maps away."""
-    needed = needed_width(drawn)
-    if needed <= width:
-        return drawn
-    return Text(f"The numbers: --json, or a terminal of {needed} columns.")
+def _heads_table(title: str, cells: Mapping[str, Sequence[str]], width: int) -> RenderableType:
+    """Return a table with a line for each site (attention module), and a column for each head.
 
-
-def _score_numbers(sites: Mapping[str, Sequence[float | None]]) -> Table:
-    """Return a table of scores: a line for each site (attention module), and a column for each head."""
-    most_heads = max(map(len, sites.values()), default=0)
+    Args:
+        title: the title of the table.
+        cells: a text for each head of each site, by the path of the site.
+        width: the width of the terminal in characters.
+    """
+    most_heads = max(map(len, cells.values()), default=0)
     rows = []
-    for site, values in sites.items():
-        numbers = [_three_digits(value) for value in values]
-        empty = [""] * (most_heads - len(numbers))  # sites may have different numbers of heads
-        rows.append([site, *numbers, *empty])
-    titles = [f"head {head}" for head in range(most_heads)]
-    table = plain_table("higher = keep", ("site", *titles), rows)
-    table.padding = (0, 1, 0, 0)  # so that twelve heads fit 120 columns
-    return table
+    for site, of_heads in cells.items():
+        empty = [""] * (most_heads - len(of_heads))  # sites may have different numbers of heads
+        rows.append([site, *of_heads, *empty])
+    return fitted(text_table(title, ("site", *map(str, range(most_heads))), rows), width)
 
 
 def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
@@ -252,9 +244,24 @@ def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
 
 
 def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
-    """Return a map of when each head was removed, if the sites are known, and the steps if they fit the width."""
-    steps = _if_it_fits(_steps_table(answer), width)
-    return _spaced([_removal_map(answer, answer.sites), steps]) if answer.sites else steps
+    """Return a table of the step at which each head was removed, if the sites are known, and the figures of all steps.
+
+    A head that is kept is marked; one that was gone before the search began has a dash.
+    """
+    steps = _steps_table(answer)
+    if not answer.sites:
+        return steps
+    said = f"circuit for {answer.objective}: the step at which each head was removed ({KEPT} kept, {UNKNOWN} before)"
+    step_of_head = {(removal.site, removal.head): str(removal.step) for removal in answer.removed}
+    start = {} if answer.start_mask is None else answer.start_mask.sites
+    cells = {}
+    for site, heads in answer.sites.items():
+        # Without a mask for the site, the search begins with all of its heads.
+        at_start = start[site].kept if site in start else range(heads)
+        cells[site] = [UNKNOWN] * heads
+        for head in at_start:
+            cells[site][head] = step_of_head.get((site, head), KEPT)
+    return _spaced([Group(Text(said), _heads_table("", cells, width)), steps])
 
 
 def _steps_table(answer: CircuitAnswer) -> Table:
@@ -275,27 +282,6 @@ def _step_figures(counts: SearchCounts) -> list[str]:
         # `two_u` is twice the number of pairs (ID, OOD) in which the OOD sample scores higher, so this is their share.
         auroc = counts.two_u / (2 * counts.n_id * counts.n_ood)
     return [number(counts.score), number(counts.correct / counts.n_id), number(auroc)]
-
-
-def _removal_map(answer: CircuitAnswer, sites: Mapping[str, int]) -> HeatMap:
-    """Return a map of the step at which a search removed each head, 1 for the first.
-
-    The value of a head is infinity if it was never removed, and None if it was gone before the search began.
-
-    Args:
-        answer: the answer of a search.
-        sites: the number of heads of each site (attention module), by the path of the site.
-    """
-    step_of_head = {(removal.site, removal.head): removal.step for removal in answer.removed}
-    start = {} if answer.start_mask is None else answer.start_mask.sites
-    rows = []
-    for site, heads in sites.items():
-        # Without a mask for the site, the search begins with all of its heads.
-        at_start = start[site].kept if site in start else range(heads)
-        steps = [step_of_head.get((site, head), math.inf) if head in at_start else None for head in range(heads)]
-        rows.append((site, steps))
-    title = f"circuit for {answer.objective}: when each head was removed"
-    return HeatMap(title, rows, low="first: step", high="last: step", form=str, gone="removed before")
 
 
 def _circuits_view(answer: CircuitsAnswer, width: int) -> RenderableType:
@@ -322,7 +308,7 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     # Maps of heads, the overlap of several masks, and the provenance, as far as the file has them.
     parts: list[RenderableType] = [fact_table(_shortened_facts(facts)), *_maps_of_members(answer.head_maps)]
     if answer.head_map is not None:
-        parts += [Text(""), KeptMap(answer.head_map)]
+        parts += [Text(""), *_kept_map(answer.head_map)]
     if answer.overlap is not None:
         parts += [Text(""), _overlap_table(answer.overlap)]
     if isinstance(answer.source, dict):
@@ -341,8 +327,26 @@ def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableTy
         heads_drawn += sum(site.heads or 0 for site in sites)
         if heads_drawn > _MOST_DRAWN:
             return [*parts, Text(f"\nand {len(members) - index} more members; --json has all")]
-        parts += [Text(f"\nmember {index}"), KeptMap(sites)]
+        parts += [Text(f"\nmember {index}"), *_kept_map(sites)]
     return parts
+
+
+_LONGEST_SITE = 100
+"""The most characters to which the names of sites are padded; one longer name does not widen the others."""
+
+
+def _kept_map(sites: Sequence[KeptSite]) -> Iterator[Text]:
+    """Yield a line for each site: its name, a mark for each head, and the numbers of kept and of all heads.
+
+    Without marks, and with ``?``, where it is not known how many heads there were. Lines are cut at the width of the
+    terminal and never wrapped.
+    """
+    letters = min(_LONGEST_SITE, max((len(site.site) for site in sites), default=0))
+    for site in sites:
+        marks = "" if site.heads is None else head_marks(site.heads, site.kept)
+        heads = "?" if site.heads is None else site.heads
+        line = f"{site.site.ljust(letters)}  {marks}  {len(site.kept)}/{heads}"
+        yield Text(line, no_wrap=True, overflow="crop")
 
 
 def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:

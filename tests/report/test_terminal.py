@@ -1,26 +1,19 @@
-"""Pictures of heads: what each cell shows, with colours and without, and that every line fits."""
+"""Tables and maps of a terminal, by hand, and that every line fits."""
 
 from __future__ import annotations
 
 import io
-import math
-import random
 import re
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
-from hydractl.files.circuit_answer import KeptSite
 from hydractl.files.verb_answers import FinetuneAnswer, RecipeSetting
-from hydractl.report.rich_parts import HeatMap, KeptMap
 from hydractl.report.tables import plain_table
 from hydractl.report.terminal import render
 from hydractl.report.texts import short_names
 from tests.answers import result_of
-from tests.spread import spread
-
-ROWS = [("blocks.0.attn", [0.5, None, 3.0]), ("blocks.1.attn", [math.inf, 2e-7, 0.5, 1.0])]
 
 
 def console(width: int = 80, colors: Any = None, encoding: str = "utf-8", **more: Any) -> Console:
@@ -33,46 +26,7 @@ def drawn(thing: RenderableType, screen: Console) -> list[str]:
     return ["".join(s.text for s in line).rstrip() for line in screen.render_lines(thing, pad=False)]
 
 
-def test_without_colours_by_hand() -> None:
-    # Four values: the ranks are 0, 1/3, 2/3 and 1, so their tenths are 0, 3, 6 and 9.
-    assert drawn(HeatMap("importance", ROWS), console()) == [
-        "importance",
-        "lowest 0.00000020 0123456789 highest 3.0000   ■ kept   · removed",
-        "               0 1 2 3",
-        "blocks.0.attn  3 · 9",
-        "blocks.1.attn  ■ 0 3 6",
-    ]
-
-
-def test_ascii() -> None:
-    lines = drawn(HeatMap("importance", ROWS), console(encoding="ascii"))
-    assert lines[3:] == ["blocks.0.attn  3 . 9", "blocks.1.attn  # 0 3 6"]
-    assert "".join(lines).isascii()
-
-
 CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") for n in range(24)]
-
-
-@pytest.mark.parametrize(("heads", "width"), spread([1, 12, 16, 17, 25, 64], [20, 40, 60, 80, 120]))
-def test_every_line_fits_and_shows_every_head(heads: int, width: int) -> None:
-    draw = random.Random(heads)
-    rows = [(name, [draw.choice((1.0, None, math.inf)) for _ in range(heads)]) for name in CLIP]
-    lines = drawn(HeatMap("x", rows), console(width))
-    assert max(map(len, lines)) <= width
-    if heads <= 16 and width >= 80:
-        assert sum(line.startswith(tuple(CLIP)) for line in lines) == len(CLIP)  # no name is cut
-        assert len(lines) == 2 + (2 if heads > 10 else 1) + len(CLIP)
-    marks = [character for line in lines[2:] for character in line if character in "·■"]
-    assert len(marks) == sum(value != 1.0 for _, row in rows for value in row)
-
-
-def test_columns_are_numbered_from_top_to_bottom() -> None:
-    lines = drawn(HeatMap("x", [("site", [1.0] * 12)]), console())
-    assert lines[2:4] == ["                          1 1", "      0 1 2 3 4 5 6 7 8 9 0 1"]
-    narrow = drawn(HeatMap("x", [("site", [1.0] * 12)]), console(20))
-    assert narrow[2:] == ["                11", "      012345678901", "site  555555555555"]
-    parts = drawn(HeatMap("x", [("site", [1.0] * 12)]), console(16))
-    assert parts[2:] == ["      0123456789", "site  5555555555", "      11", "      01", "site  55"]
 
 
 def test_short_names_stay_different() -> None:
@@ -86,20 +40,20 @@ def test_short_names_stay_different() -> None:
     assert short_names([], 5) == []
 
 
-def test_scores_show_the_picture_first_and_numbers_where_they_fit() -> None:
-    document = {"schema": "hydractl.scores/1", "method": "taylor", "sites": {"s.0": [0.25, None], "s.1": [1, 2]}}
+def test_scores_are_a_table_of_heads_in_as_many_parts_as_the_width_needs() -> None:
+    document = {"schema": "hydractl.scores/1", "method": "taylor", "sites": {"s.0": [0.25, None, 3], "s.1": [1, 2]}}
     lines = drawn(render(result_of(document), 80), console())  # type: ignore[arg-type]
-    assert lines[:2] == [
-        "importance (taylor), in tenths of all ranks",
-        "lowest 0.2500 0123456789 highest 2.0000   · removed",
+    assert lines[0] == "importance (taylor), higher = keep"
+    assert [line.split() for line in lines[1:]] == [
+        ["site", "0", "1", "2"],
+        ["s.0", "0.250", "-", "3.00"],
+        ["s.1", "1.00", "2.00"],
     ]
-    assert lines[3:5] == ["s.0  0 ·", "s.1  5 9"]
-    assert [line.split() for line in lines[-2:]] == [["s.0", "0.250", "-"], ["s.1", "1.00", "2.00"]]
     wide = {**document, "sites": {f"blocks.{n}.attn": [n / 7 + h for h in range(12)] for n in range(12)}}
-    assert "0.143" not in " ".join(drawn(render(result_of(wide), 80), console(80)))  # type: ignore[arg-type]
-    needed = int(re.findall(r"a terminal of (\d+) columns", drawn(render(result_of(wide), 80), console(80))[-1])[0])  # type: ignore[arg-type]
-    shown = drawn(render(result_of(wide), needed), console(needed))  # type: ignore[arg-type]
-    assert needed <= 120 and shown[-11].split()[1] == "0.143" and max(map(len, shown)) == needed
+    for width, parts in ((160, 1), (80, 2)):
+        shown = drawn(render(result_of(wide), width), console(width))  # type: ignore[arg-type]
+        assert max(map(len, shown)) <= width and len(shown) == 1 + parts * 13
+        assert shown[-1].split()[0] == "blocks.11.attn" and shown[-1].split()[-1] == "12.6"
 
 
 def test_a_circuit_shows_when_each_head_went() -> None:
@@ -115,23 +69,19 @@ def test_a_circuit_shows_when_each_head_went() -> None:
     }
     both = {"schema": "hydractl.circuits/1", "circuits": [document, {**document, "objective": "avg"}]}
     lines = drawn(render(result_of(both), 80), console())  # type: ignore[arg-type]
-    picture = [
-        "first: step 1 0123456789 last: step 3   ■ kept   · removed before",
-        "     0 1 2",
-        "s.0  5 ■",
-        "s.1  9 · 0",
-    ]
-    assert lines[:5] == ["circuit for acc: when each head was removed", *picture]
-    second = lines.index("circuit for avg: when each head was removed")
-    assert lines[second + 1 : second + 5] == picture
+    title = "circuit for acc: the step at which each head was removed (■ kept, - before)"
+    table = [["site", "0", "1", "2"], ["s.0", "2", "■"], ["s.1", "3", "-", "1"]]
+    assert lines[0] == title and [line.split() for line in lines[1:4]] == table
+    second = lines.index(title.replace("acc", "avg"))
+    assert [line.split() for line in lines[second + 1 : second + 4]] == table
     assert [line.split()[:3] for line in lines[-3:]] == [["1", "s.1", "2"], ["2", "s.0", "0"], ["3", "s.1", "0"]]
 
 
 def test_kept_heads() -> None:
-    sites = [KeptSite(site="a", heads=3, kept=[0, 2]), KeptSite(site="bb", kept=[1])]
-    assert drawn(KeptMap(sites), console()) == ["a   ■·■  2/3", "bb    1/?"]
-    assert drawn(KeptMap(sites), console(encoding="ascii")) == ["a   #.#  2/3", "bb    1/?"]
-    assert drawn(KeptMap([]), console()) == []
+    sites = [{"site": "a", "heads": 3, "kept": [0, 2]}, {"site": "bb", "kept": [1]}]
+    document = {"schema": "hydractl.info/1", "file": "a.mask.json", "holds": "hydractl.mask/2", "head_map": sites}
+    lines = drawn(render(result_of(document), 80), console())  # type: ignore[arg-type]
+    assert lines[-2:] == ["a   ■·■  2/3", "bb    1/?"]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
