@@ -78,8 +78,8 @@ _MODELS = ("HydraModel", "Model", "load", "open", "save")
 def __getattr__(name: str) -> Any:
     """Return a public name of the package, imported at its first use (PEP 562), e.g. ``hydractl.prune``.
 
-    The cases, in this order: the function of a verb (of a plug-in, too); a verb that was removed (AttributeError with
-    what replaces it); a name that is not public (AttributeError); any other name of ``__all__``.
+    The cases, in this order: the function of a verb (of a plug-in, too); a name that is not public (AttributeError);
+    any other name of ``__all__``.
     """
     from importlib import import_module
     from pkgutil import resolve_name
@@ -89,8 +89,6 @@ def __getattr__(name: str) -> Any:
     if verb is not None:
         path_of_function = registry.VERBS[verb].signature  # such as "hydractl.api.prune:prune"
         return resolve_name(path_of_function)
-    if name in registry.GONE_VERBS:
-        raise AttributeError(f"{__name__}.{name} is gone: {registry.GONE_VERBS[name]}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # These modules import torch, which takes seconds, so they are imported only now: `hydractl --help` must not wait.

@@ -48,7 +48,7 @@ def values_when_ready(call: Call) -> dict[str, Any]:
 
 def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outcome:
     """Run a verb with typed values as the command line runs it, and return what it would print."""
-    call = gather(declared(verb), values, of_program=True)
+    call = gather(declared(verb), values)
     call.from_python = False
     call.log = log or Log()
     outcome: Outcome = call.run().outcome
@@ -72,8 +72,7 @@ def training_request(**arguments: Any) -> TrainingRequest:
         return Outcome(result_of({"schema": "test/1"}))
 
     with patch("hydractl.verbs.finetune.train", train):
-        call = gather(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments}, of_program=True)
-        call.from_python = False  # no model is opened afterwards
+        call = gather(declared("finetune"), {"model": ["model.st"], "train": "train.npz", **arguments})
         call.sources = dict.fromkeys(call.sources, "default")  # messages name none
         call.run()
     (request,) = asked

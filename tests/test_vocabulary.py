@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hydractl.options.registry import VERBS
-from hydractl.options.suggestions import COMMAND_LINE
+from hydractl.options.suggestions import by_flag, names_of_options
 from hydractl.options.yaml_files import find_config
 
 ROOT = Path(__file__).resolve().parents[1]
-KNOWN = {verb: {*COMMAND_LINE.names(verb), "help"} for verb in VERBS}
+KNOWN = {verb: {*names_of_options([verb], by_flag), "help"} for verb in VERBS}
+for switches in KNOWN.values():
+    switches |= {f"no-{name}" for name in switches}
 """The options of every verb."""
 COMMAND = re.compile(rf"(?:hydractl |`|\n)({'|'.join(VERBS)}) ((?:\\\n|[^\n`|;#])*)")
 

@@ -21,18 +21,15 @@ from hydractl.jsonio import Document, json_bytes, parse_json
 from hydractl.options.call import gather
 from hydractl.options.inputs import inputs_of
 from hydractl.options.option import MODEL_KINDS, Option
-from hydractl.options.registry import function_of
 from hydractl.options.signature import OF_A_TERMINAL, Declared
-from hydractl.options.suggestions import Door, about_option
+from hydractl.options.suggestions import about_option
 from hydractl.options.wording import in_python
 from hydractl.verbs.outcome import Outcome
 
-_NO_ARGUMENTS = ("model", *OF_A_TERMINAL)
-_PYTHON = Door(
-    lambda option: "" if option.name in _NO_ARGUMENTS else repr(option.name),
-    "hydractl.",
-    function_of,
-)
+
+def _by_argument(option: Option) -> str:
+    """Return the name of the argument of an option, in quotes; empty if Python has none."""
+    return "" if option.name in ("model", *OF_A_TERMINAL) else repr(option.name)
 
 
 def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str, object]) -> Any:
@@ -49,7 +46,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
     signature = declared.signature
     for name in keywords:
         if name not in signature.parameters:
-            about = about_option(name, declared.verb, _PYTHON)
+            about = about_option(name, declared.verb, _by_argument)
             raise UsageError(f"{function.__name__}() got an unexpected keyword argument {name!r}{about}")
 
     # Split the arguments: ``values`` are of options, by the name of the option; ``further`` are for Python alone. The
@@ -67,11 +64,12 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
 
     def said(message: str) -> str:
         """Return a message in terms of Python: ``keep=8`` for ``--keep 8``."""
-        return in_python(message, declared.options, values)
+        return in_python(message, declared.options)
 
     try:
         taken = {name: value_for_option(declared.by_name[name], value) for name, value in values.items()}
-        verb_call = gather(declared, taken, of_program=True)
+        verb_call = gather(declared, taken)
+        verb_call.from_python = True
         verb_call.log = PythonLog(said, further.get("on_log"))
         with ExitStack() as while_it_works:
             # The call runs this when its options have been checked, before any work.

@@ -8,7 +8,7 @@ import typer
 
 from hydractl.cli.console import debugging, say
 from hydractl.cli.request import INFO
-from hydractl.errors import Failure, UsageError
+from hydractl.errors import Failure, UsageError, did_you_mean
 from hydractl.options.registry import VERBS
 
 _MOST_PROBLEMS = 50
@@ -45,7 +45,8 @@ def _without_middle(line: str) -> str:
 
 def no_such_verb(word: str) -> UsageError:
     """Return the error for a word in the place of a verb."""
-    return UsageError(f"no such verb: {word}{_suggestion(word, None)}", hint="hydractl --help")
+    meant = did_you_mean(word, [*VERBS, INFO, "--version"])
+    return UsageError(f"no such verb: {word}{meant}", hint="hydractl --help")
 
 
 def parser_problem(error: typer.TyperException, first: str) -> UsageError:
@@ -55,23 +56,19 @@ def parser_problem(error: typer.TyperException, first: str) -> UsageError:
         error: the error of the parser.
         first: the first word of the command line: a verb, ``--info``, or an option of the program itself.
     """
-    verb = None
-    hint = "hydractl --help"
-    if first in (*VERBS, INFO):
-        verb = first
-        hint = f"hydractl {verb} --help"
+    hint = f"hydractl {first} --help" if first in (*VERBS, INFO) else "hydractl --help"
     if hasattr(error, "possibilities"):  # only the error about an unknown option has them
-        wrong = error.option_name  # type: ignore[attr-defined]
-        return UsageError(f"no such option: {wrong}{_suggestion(wrong, verb)}", hint=hint)
+        wrong: str = error.option_name  # type: ignore[attr-defined]
+        meant = ""
+        if first in VERBS:
+            # Imported only here, because it reads the options of all verbs, which --help and --version do not need.
+            from hydractl.options.suggestions import about_option, by_flag
+
+            meant = about_option(wrong.removeprefix("--"), first, by_flag)
+        if not meant and error.possibilities:  # the parser knows --help, too
+            meant = did_you_mean(wrong, error.possibilities, cutoff=0.8)
+        return UsageError(f"no such option: {wrong}{meant}", hint=hint)
 
     # Any other error: Typer's sentence, in the form of hydractl's own (a small letter first, no full stop).
     message = error.format_message().strip().rstrip(".")
     return UsageError(message[:1].lower() + message[1:], hint=hint)
-
-
-def _suggestion(word: str, verb: str | None) -> str:
-    """Return the end of the message about an unknown option, or about a word that is not a verb."""
-    # Imported only here, because it reads the options of all verbs, which --help and --version do not need.
-    from hydractl.options.suggestions import about_word
-
-    return about_word(word, verb)

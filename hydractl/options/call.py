@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 
 from hydractl.errors import UsageError
 from hydractl.files.header import PICKLES
-from hydractl.jsonio import shown
 from hydractl.log import Log
 from hydractl.options.option import Option, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
@@ -204,41 +203,20 @@ class Call:
 
     # --- gathering values ---------------------------------------------------------------------------------------------
 
-    def take(self, option: Option, given: Given, *, of_program: bool = False) -> None:
-        """Set the value of an option to what was given for it; else note in ``wrong`` what is wrong with that.
-
-        Args:
-            option: the option.
-            given: a text with its source, or the argument of a Python call.
-            of_program: whether it is an argument; problems are then worded as ``keep=3.5: must be ...``.
-        """
+    def take(self, option: Option, given: Given) -> None:
+        """Set the value of an option to what was given for it; else note in ``wrong`` what is wrong with that."""
         self.sources[option.name] = given.source
         self.ranks[option.name] = given.rank
-        shown_before = [given.raw]  # the forms of the value that a complaint may quote
         try:
             # A text that cannot be read is a ValueError whose arguments are complaints, as those of a broken rule.
-            value = option.read(given.raw, of_program=of_program)
-            shown_before.append(value)
-            if option.many:
-                shown_before += value
+            value = option.read(given.raw)
             complaints = option.complaints(value)
         except ValueError as error:
             complaints = list(error.args)
-        if not complaints:
-            self.values[option.name] = value
-            return
-
-        # On the command line: "--keep must be at least 1, not 0 (flag)".
-        if not of_program:
+        if complaints:
             self.wrong[option.name] = [f"{option.label} {complaint} ({given.source})" for complaint in complaints]
-            return
-
-        # In Python: "keep=0: must be at least 1". The argument stands first, so ", not 0" at the end is left out.
-        self.wrong[option.name] = []
-        for complaint in complaints:
-            for shown_value in shown_before:
-                complaint = complaint.replace(f", not {shown_value!r}", "")
-            self.wrong[option.name].append(f"{option.name}={shown(given.raw)}: {complaint}")
+        else:
+            self.values[option.name] = value
 
     def run(self, further: Mapping[str, Any] | None = None) -> Any:
         """Return the result of the verb's function, called with the values of the options.
@@ -290,8 +268,6 @@ def gather(
     given: Mapping[str, object],
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
-    *,
-    of_program: bool = False,
 ) -> Call:
     """Return the call of a verb with a value for each option: from the strongest source that has it, or the default.
 
@@ -303,7 +279,6 @@ def gather(
             given".
         environ: the environment variables; None for none, as a program has arguments alone.
         folder: the working directory, where ``hydra.yaml`` is looked for; None means that it is not looked for.
-        of_program: whether ``given`` are arguments of a Python program.
 
     Raises:
         UsageError: the file of defaults cannot be read.
@@ -312,7 +287,7 @@ def gather(
     # The file of defaults: named by the flag or argument, else by the variable, else hydra.yaml.
     named = given.get("config") or environ.get(CONFIG)
     config = find_config(folder, None if named is None else str(named))
-    call = Call(declared, problems=list(config.problems), from_python=of_program)
+    call = Call(declared, problems=list(config.problems))
     for option in declared.options:
         # The default, which a value that was given replaces below.
         call.values[option.name] = option.fresh_default()
@@ -326,7 +301,7 @@ def gather(
         # directory may be somebody else's, so paths in it that are written or copied may not lead out of it.
         text = deciding_text(option, declared.verb, given, environ, config)
         if text is not None:
-            call.take(option, text, of_program=of_program and text.rank == FLAG)
+            call.take(option, text)
             call.problems += paths_out_of_folder(option, text, call.values[option.name], config)
     return call
 

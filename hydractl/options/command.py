@@ -28,8 +28,7 @@ class Command:
 
     def call(self, log: Log) -> Call:
         """Return the call as the command line makes it: no file of defaults and no variable is read."""
-        call = gather(declared(self.verb), {"model": list(self.models), **self.arguments}, of_program=True)
-        call.from_python = False
+        call = gather(declared(self.verb), {"model": list(self.models), **self.arguments})
         call.log = log
         return call
 

@@ -149,25 +149,24 @@ class Option:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, given: Any, *, of_program: bool = False) -> Any:
+    def read(self, given: Any) -> Any:
         """Return the typed value of what a flag, a variable, a YAML file or a Python program gives.
 
         Args:
             given: a switch, a text, or texts in a list or by name; of a program a value, or several, of any type.
-            of_program: whether a Python program gives it: numbers and switches are then not read from texts.
 
         Raises:
             ValueError: the value cannot be read; each of its arguments is the rest of a sentence that starts with the
                 option's name.
         """
         if self.many:
-            return self._read_items(given, of_program)
-        if isinstance(given, list | Mapping) and not of_program:
+            return self._read_items(given)
+        if isinstance(given, list | Mapping):
             shape = "list" if isinstance(given, list) else "mapping"
             raise ValueError(f"takes one value, not a {shape}")
-        return self._read_item(given, of_program)
+        return self._read_item(given)
 
-    def _read_items(self, given: Any, of_program: bool) -> list[Any]:
+    def _read_items(self, given: Any) -> list[Any]:
         """Return the typed values of an option that takes several.
 
         They come as a sequence, a mapping ``{NAME: VALUE}`` (if the option takes names), a text with commas (if
@@ -182,8 +181,8 @@ class Option:
             if not self.takes_names:
                 raise ValueError("must be a list, not a mapping")
             items = list(given.items())
-        elif self.split and (isinstance(given, str) or not of_program):  # each text may hold several items
-            items = [part.strip() for text in items for part in text.split(",")]
+        elif self.split:  # each text may hold several items
+            items = [part.strip() for text in items for part in str(text).split(",")]
         if not items:
             raise ValueError("must not be empty")
 
@@ -192,14 +191,14 @@ class Option:
         problems: list[str] = []
         for item in items:
             try:
-                values.append(self._read_item(item, of_program))
+                values.append(self._read_item(item))
             except ValueError as error:
                 problems += error.args
         if problems:
             raise ValueError(*problems)
         return values
 
-    def _read_item(self, given: Any, of_program: bool) -> Any:
+    def _read_item(self, given: Any) -> Any:
         """Return one value, or one item of a list, in the type of the option.
 
         Raises:
@@ -217,9 +216,9 @@ class Option:
 
         # By the type of the option: a switch, a number, data, an object of the option's own type, else a text.
         if self.type is bool:
-            return _read_switch(given, of_program)
+            return _read_switch(given)
         if self.type in (int, float):
-            return self._read_number(given, of_program)
+            return self._read_number(given)
         if isinstance(given, DataSpec | OodSet):  # another option may have received it
             return given.under(self.flag)  # the same data, which messages name by this option
         if self.reads is not None and isinstance(given, self.type):
@@ -229,10 +228,11 @@ class Option:
             raise ValueError(f"must be {self.placeholder()}, such as {self.example}, not {text!r}")
         return text if self.reads is None else self.reads(text)
 
-    def _read_number(self, given: Any, of_program: bool) -> Any:
+    def _read_number(self, given: Any) -> Any:
         """Return a finite number in the type of the option, or the word that may stand in its place, e.g. ``auto``.
 
-        A text is parsed. A Python program gives a number: an int may stand for a float, a bool for neither, a text not.
+        A number of a Python program is read as the text of it, so that an int may stand for a float, and a bool for
+        neither.
 
         Raises:
             ValueError: this is no such number.
@@ -240,24 +240,16 @@ class Option:
         text = str(given).strip().lower()
         if text == self.word:
             return text
-        rule = f"must be {_NUMBERS[self.type]}"
-        if self.word:
-            rule += f" or {self.word}"
         number = math.nan  # not a number, until one is read
-        if of_program:
-            allowed = int if self.type is int else int | float
-            if isinstance(given, bool) or not isinstance(given, allowed):  # a bool is an int of Python
-                raise ValueError(rule)
-            number = given
-            rule = "must be a finite number"
-        else:
-            rule += f", not {given!r}"
-            if self.type is float or _INTEGER.fullmatch(text):  # int() would also take "1_000", and any length
-                with contextlib.suppress(ValueError):
-                    number = self.type(text)
+        if self.type is float or _INTEGER.fullmatch(text):  # int() would also take "1_000", and any length
+            with contextlib.suppress(ValueError):
+                number = self.type(text)
         if not math.isfinite(number):  # no number was read, or it is NaN or infinite
-            raise ValueError(rule)
-        return self.type(number)
+            rule = f"must be {_NUMBERS[self.type]}"
+            if self.word:
+                rule += f" or {self.word}"
+            raise ValueError(f"{rule}, not {given!r}")
+        return number
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
@@ -332,13 +324,9 @@ class Option:
         return None
 
 
-def _read_switch(given: Any, of_program: bool) -> bool:
-    """Return True or False; ValueError for what means neither, and for a text of a program."""
-    if isinstance(given, bool):
-        return given
-    if of_program:
-        raise ValueError("must be True or False")
-    text = given.strip().lower()
+def _read_switch(given: Any) -> bool:
+    """Return True or False; ValueError for what means neither."""
+    text = str(given).strip().lower()
     if text in _TRUE:
         return True
     if text in _FALSE:

@@ -219,15 +219,6 @@ VERBS: dict[str, Verb] = {
     ),
 }
 
-GONE_VERBS: dict[str, str] = {
-    "available": "VERB --help names what each option takes, docs/metrics.md what is measured",
-    "list": "VERB --help names what each option takes, docs/metrics.md what is measured",
-    "laplace": "finetune MODEL --train SPEC --ensemble laplace fits it: docs/ensembles.md#last-layer-laplace",
-    "push": "hf upload uploads a file or a folder: docs/interop.md#the-hugging-face-hub",
-    "serve": "examples/serve/ is a service of one file: docs/deploy.md#a-service",
-}
-"""What to do instead of each verb, or Python function of a verb, of an earlier version that is gone."""
-
 
 def engine_of(verb: str) -> str:
     """Return the name of the module that does the work of a verb; a short verb may do without one."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hydractl.options.option import Option, Raw
-from hydractl.options.suggestions import ENVIRONMENT, about_option
+from hydractl.options.registry import VERBS
+from hydractl.options.suggestions import about_option, by_variable, names_of_options
 from hydractl.options.yaml_files import Contents
 
 CONFIG, DEBUG = "HYDRACTL_CONFIG", "HYDRACTL_DEBUG"
@@ -113,10 +114,10 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     names = [name for name in sorted(environ) if name.startswith("HYDRACTL_") and name not in (CONFIG, DEBUG)]
     if not names:  # then the options of all verbs need not be read, which takes time
         return []
-    known_variables = {*ENVIRONMENT.names(None).values(), "HYDRACTL_FORCE"}  # this is refused where it is read
+    known_variables = {*names_of_options(list(VERBS), by_variable).values(), "HYDRACTL_FORCE"}  # that is refused later
     lines = []
     for name in names:
         if name not in known_variables:
-            meant = about_option(name.removeprefix("HYDRACTL_"), None, ENVIRONMENT)
+            meant = about_option(name.removeprefix("HYDRACTL_"), None, by_variable)
             lines.append(f"the environment variable {name} is not read by hydractl{meant}")
     return lines

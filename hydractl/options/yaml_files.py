@@ -15,14 +15,14 @@ from typing import Any, TextIO
 from hydractl.errors import UsageError, did_you_mean
 from hydractl.options.option import Raw
 from hydractl.options.registry import VERBS
-from hydractl.options.suggestions import YAML_FILE, about_key_of_file, about_option
+from hydractl.options.suggestions import about_option, by_key, names_of_options
 
 RECIPES = Path(__file__).resolve().parents[1] / "training" / "recipes"
 DEFAULT_NAME = "hydra.yaml"
 _FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the file, such as the script of a study
 _ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
-# A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value, tag and start_mark.
+# A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value and tag.
 # The type is not named because the library is imported only if there is a file to read.
 Node = Any
 
@@ -49,7 +49,7 @@ class Contents:
         try:
             value = _text_value(node, self.name, key)
         except ValueError as error:
-            self.problems.append(f"{self.name} line {_line_of(node)}: {key} {error}")
+            self.problems.append(f"{self.name}: {key} {error}")
             return
         if value is not None:
             self.values[verb][key] = value
@@ -59,7 +59,7 @@ def not_a_default(place: str, key: str) -> str:
     """Return the problem of a file or a variable that sets an option which only a command itself may give.
 
     Args:
-        place: the line of the file, or the name of the variable.
+        place: the file or the variable.
         key: the option.
     """
     return f"{place}: {key} cannot be a default; give --{key} with the command that is to replace an output"
@@ -73,7 +73,7 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         named: the value of ``--config``: a file, or a YAML mapping in braces; None if it is not given.
 
     Raises:
-        UsageError: the file cannot be read, is no YAML, repeats a key or is no mapping; the message tells the line.
+        UsageError: the file cannot be read, is no YAML, repeats a key or is no mapping.
     """
     config = Contents(named or DEFAULT_NAME)
     path = (folder or Path()) / config.name
@@ -89,29 +89,34 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
     else:
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
-    # Collect (verb, key, node, line). A top-level key is either a verb, with a mapping of its options, or an option for
-    # all verbs that have it, where the verb is None.
-    entries: list[tuple[str | None, str, Node, int]] = []
-    for key, node, line in _entries(root, config.name, "the file"):
+    # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
+    for key, node in _entries(root, config.name, "the file"):
         verb = key.replace("_", "-")
         if verb in VERBS:
-            entries += [(verb, *entry) for entry in _entries(node, config.name, verb)]
+            for key_of_verb, value in _entries(node, config.name, verb):
+                _take_default(config, verb, key_of_verb, value)
         elif not key.startswith(_FOREIGN):
-            entries.append((None, key, node, line))
-
-    # Keep the values of known keys; any other key is a problem, with what was probably meant.
-    for of_verb, key, node, line in entries:
-        place = f"{config.name} line {line}"
-        if key.replace("_", "-") in YAML_FILE.names(of_verb):
-            config.add_value(of_verb, key, node)
-        elif key == "force":
-            config.problems.append(not_a_default(place, key))
-        elif of_verb is None:
-            config.problems.append(f"{place}: unknown key {key!r}{about_key_of_file(key)}")
-        else:
-            about = about_option(key, of_verb, YAML_FILE)
-            config.problems.append(f"{place}: unknown key {key!r} of {of_verb}{about}")
+            _take_default(config, None, key, node)
     return config
+
+
+def _take_default(config: Contents, verb: str | None, key: str, node: Node) -> None:
+    """Keep the value of a known key; any other key is a problem, with what was probably meant.
+
+    Args:
+        config: the contents, which get the value or the problem.
+        verb: the verb in whose mapping the key stands; None at the top of the file.
+        key: the key.
+        node: its value.
+    """
+    if key.replace("_", "-") in names_of_options([verb] if verb else list(VERBS), by_key):
+        config.add_value(verb, key, node)
+    elif key == "force":
+        config.problems.append(not_a_default(config.name, key))
+    else:
+        of_verb = f" of {verb}" if verb else ""
+        about = about_option(key, verb, by_key) or did_you_mean(key, VERBS, repr)
+        config.problems.append(f"{config.name}: unknown key {key!r}{of_verb}{about}")
 
 
 def recipe_names() -> list[str]:
@@ -147,12 +152,12 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 
     # The values stay texts, which the options read later.
     root = _read_yaml(path, contents.name, "check --recipe")
-    for key, node, line in _entries(root, contents.name, "the file"):
+    for key, node in _entries(root, contents.name, "the file"):
         if key in known:
             contents.add_value(None, key, node)
         elif key != _ABOUT:
             guess = did_you_mean(key, known, repr)
-            contents.problems.append(f"{contents.name} line {line}: a recipe has no key {key!r}{guess}")
+            contents.problems.append(f"{contents.name}: a recipe has no key {key!r}{guess}")
     return contents
 
 
@@ -170,7 +175,7 @@ def _text_value(node: Node, name: str, key: str) -> Raw | None:
     if node.id == "sequence":
         return [_single_text(item) for item in node.value]
     if node.id == "mapping":
-        return {inner_key: _single_text(item) for inner_key, item, _ in _entries(node, name, key, plain=True)}
+        return {inner_key: _single_text(item) for inner_key, item in _entries(node, name, key, plain=True)}
     return _single_text(node)
 
 
@@ -181,8 +186,8 @@ def _single_text(node: Node) -> str:
     return str(node.value)
 
 
-def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node, int]]:
-    """Yield for each entry of a YAML mapping its key, the node of its value, and its line number, counted from 1.
+def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node]]:
+    """Yield for each entry of a YAML mapping its key, and the node of its value.
 
     Keys have ``_`` for ``-``, so that ``batch-size`` and ``batch_size`` are the same key.
 
@@ -193,34 +198,26 @@ def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -
         plain: whether to yield the keys as they are written, with ``-``.
 
     Raises:
-        UsageError: the node is no mapping, a key is no text, or a key is repeated.
+        UsageError: the node is no mapping, a key is no text, or a key is repeated, which the YAML library lets pass.
     """
     if node is None or _is_null(node):
         return
     if node.id != "mapping":
-        raise UsageError(f"{name} line {_line_of(node)}: {where} must be a mapping of options to values")
-
-    # A repeated key, which the YAML library lets pass, is refused: the message names the line of the first.
-    line_by_key: dict[str, int] = {}
+        raise UsageError(f"{name}: {where} must be a mapping of options to values")
+    keys = set()
     for key_node, value in node.value:
-        line = _line_of(key_node)
         if key_node.id != "scalar":
-            raise UsageError(f"{name} line {line}: a key of {where} is not a text")
+            raise UsageError(f"{name}: a key of {where} is not a text")
         key = key_node.value if plain else key_node.value.replace("-", "_")
-        if key in line_by_key:
-            raise UsageError(f"{name} line {line}: the key {key!r} is there already, on line {line_by_key[key]}")
-        line_by_key[key] = line
-        yield key, value, line
+        if key in keys:
+            raise UsageError(f"{name}: {where} has the key {key!r} twice")
+        keys.add(key)
+        yield key, value
 
 
 def _is_null(node: Node) -> bool:
     """Return whether a value is empty: nothing, ``~`` or ``null``."""
     return node.tag == "tag:yaml.org,2002:null"
-
-
-def _line_of(node: Node) -> int:
-    """Return the number of the line on which a node begins, counted from 1."""
-    return int(node.start_mark.line) + 1
 
 
 def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
@@ -246,7 +243,7 @@ def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
 def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
     """Return the syntax tree of a YAML text or file; None if it has no content.
 
-    It is a tree of nodes and not of values, because nodes keep each scalar as it is written, and its line.
+    It is a tree of nodes and not of values, because nodes keep each scalar as it is written.
 
     Args:
         source: a text, or an open file.

@@ -118,23 +118,23 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
     ("options", "said"),
     [
         ({"scores": {"sites": {1.5j}}, "keep": 2}, "scores is no JSON document"),
-        ({"method": "magnitude", "keep": True}, "keep=True: must be a whole number"),
-        ({"method": "magnitude", "keep": 2.5}, "keep=2.5: must be a whole number"),
-        ({"method": "magnitude", "keep": "2"}, "keep='2': must be a whole number"),
-        ({"method": "magnitude", "keep": [2]}, "keep=[2]: must be a whole number"),
-        ({"method": "magnitude", "keep": -1}, "keep=-1: must be at least 0"),
-        ({"method": "magnitude", "remove": "many"}, "remove='many': must be a whole number or auto"),
-        ({"method": "taylr", "keep": 1}, "gate, magnitude, oba, random, taylor; did you mean taylor?"),
-        ({"method": "magnitude", "keep": 1, "force": 1}, "force=1: must be True or False"),
+        ({"method": "magnitude", "keep": True}, "keep must be a whole number, not True"),
+        ({"method": "magnitude", "keep": 2.5}, "keep must be a whole number, not 2.5"),
+        ({"method": "magnitude", "keep": "many"}, "keep must be a whole number, not 'many'"),
+        ({"method": "magnitude", "keep": [2]}, "keep takes one value, not a list"),
+        ({"method": "magnitude", "keep": -1}, "keep must be at least 0, not -1"),
+        ({"method": "magnitude", "remove": "many"}, "remove must be a whole number or auto, not 'many'"),
+        ({"method": "taylr", "keep": 1}, "gate, magnitude, oba, random, taylor, not 'taylr'; did you mean taylor?"),
+        ({"method": "magnitude", "keep": 1, "force": 2}, "force must be true or false, not 2"),
         (
             {"method": "magnitude", "keep": 1, "device": "cuda:x"},
-            "device='cuda:x': must be auto|cpu|cuda[:i]|mps, such",
+            "device must be auto|cpu|cuda[:i]|mps, such",
         ),
-        ({"method": "magnitude", "max_drop": float("nan")}, "max_drop=nan: must be a finite number"),
+        ({"method": "magnitude", "max_drop": float("nan")}, "max_drop must be a number, not nan"),
         ({"method": "magnitude", "keep": 1, "with_mask": "m.json"}, "with_mask needs share_sites"),
-        ({"mask": "m.json", "keep": 1}, "keep has no effect with mask='m.json'"),
-        ({"method": "taylor", "keep": 2}, "prune method='taylor' needs data"),
-        ({"method": "taylor", "keep": 2, "data": "none.npz"}, "data='none.npz': no such file"),
+        ({"mask": "m.json", "keep": 1}, "keep has no effect with mask m.json"),
+        ({"method": "taylor", "keep": 2}, "prune method taylor needs data"),
+        ({"method": "taylor", "keep": 2, "data": "none.npz"}, "data none.npz: no such file"),
         ({"method": "taylor", "keep": 2, "data": (X, Y[:3])}, "3 labels for 20 samples"),
         ({"method": "taylor", "keep": 2, "data": X}, "no label for sample data#0"),
         ({"method": "taylor", "keep": 2, "data": (["a", "b"], [0, 1])}, "holds texts"),
@@ -168,13 +168,13 @@ def test_a_file_of_defaults_counts_only_where_it_is_named(tmp_path: Path, monkey
 
 
 def test_warnings_and_problems_name_arguments() -> None:
-    with pytest.warns(UserWarning, match="no head is removed: keep=3 keeps every head"):
+    with pytest.warns(UserWarning, match="no head is removed: keep 3 keeps every head"):
         hydractl.prune("vit.st", method="magnitude", keep=3)
     with pytest.raises(hydractl.errors.UsageError) as caught:
         hydractl.prune("vit.st", method="magnitude", keep=1, remove=1, scope="sites")
     assert caught.value.hint == "help(hydractl.prune)" and str(caught.value) == "2 problems with the options of prune"
     assert caught.value.problems == [
-        "scope='sites': must be one of site, global; did you mean site?",
+        "scope must be one of site, global, not 'sites'; did you mean site?",
         "give only one of keep, remove",
     ]
     with pytest.raises(hydractl.errors.InputError, match="^ood\\['far'\\] has no samples"):

@@ -71,7 +71,7 @@ def test_an_option_takes_what_it_says(verb: str) -> None:
     for option in options_of_verb(verb):
         assert option.complaints(option.default) == [], option.name
         for value in examples(option):
-            assert option.complaints(option.read(value, of_program=True)) == [], option.name
+            assert option.complaints(option.read(value)) == [], option.name
 
 
 def examples(option: Option) -> list[object]:

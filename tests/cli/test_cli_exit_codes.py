@@ -34,7 +34,7 @@ class OutOfMemoryError(RuntimeError):
         (["prnue"], "error: no such verb: prnue; did you mean prune?\nhint: hydractl --help\n"),
         (["a.st"], "error: no such verb: a.st\nhint: hydractl --help\n"),
         (["--"], "error: no verb\nhint: hydractl --help\n"),
-        (["--inf"], "error: no such option: --inf; did you mean --info?\nhint: hydractl --help\n"),
+        (["--inf"], "error: no such option: --inf\nhint: hydractl --help\n"),
         (["--info"], "error: --info needs a FILE\nhint: hydractl --info --help\n"),
         (["prune", "--kep", "8"], "error: no such option: --kep; did you mean --keep?\nhint: hydractl prune --help\n"),
         (["prune", "-x"], "error: no such option: -x\nhint: hydractl prune --help\n"),

@@ -68,5 +68,5 @@ def test_its_mistakes(words: str, error: str, hydractl: Callable[..., Any]) -> N
 def test_its_function() -> None:
     assert package.echo("a.st", times=2).said == "a.st a.st"
     assert "times: How often it is said" in (package.echo.__doc__ or "")
-    with pytest.raises(UsageError, match="times=0: must be at least 1"):
+    with pytest.raises(UsageError, match="times must be at least 1, not 0"):
         package.echo("a.st", times=0)

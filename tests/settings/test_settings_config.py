@@ -1,4 +1,4 @@
-"""hydra.yaml: what is refused, with its line, and what YAML tricks do not do."""
+"""hydra.yaml: what is refused, and what YAML tricks do not do."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
             "seed: 1\nprune: {keep: 3\nx: 2",
             "hydra.yaml line 3: while parsing a flow mapping, expected ',' or '}', but got ':'",
         ),
-        ("seed: 1\nlimit: 2\nseed: 3", "hydra.yaml line 3: the key 'seed' is there already, on line 1"),
-        ("batch-size: 1\nbatch_size: 2", "hydra.yaml line 2: the key 'batch_size' is there already, on line 1"),
-        ("prune:\n  keep: 1\n  keep: 2", "hydra.yaml line 3: the key 'keep' is there already, on line 2"),
-        ("- seed", "hydra.yaml line 1: the file must be a mapping of options to values"),
-        ("seed", "hydra.yaml line 1: the file must be a mapping of options to values"),
-        ("seed: 1\nprune: 3", "hydra.yaml line 2: prune must be a mapping of options to values"),
-        ("{[a]: 1}", "hydra.yaml line 1: a key of the file is not a text"),
+        ("seed: 1\nlimit: 2\nseed: 3", "hydra.yaml: the file has the key 'seed' twice"),
+        ("batch-size: 1\nbatch_size: 2", "hydra.yaml: the file has the key 'batch_size' twice"),
+        ("prune:\n  keep: 1\n  keep: 2", "hydra.yaml: prune has the key 'keep' twice"),
+        ("- seed", "hydra.yaml: the file must be a mapping of options to values"),
+        ("seed", "hydra.yaml: the file must be a mapping of options to values"),
+        ("seed: 1\nprune: 3", "hydra.yaml: prune must be a mapping of options to values"),
+        ("{[a]: 1}", "hydra.yaml: a key of the file is not a text"),
         ("seed: *nowhere", "hydra.yaml line 1: found undefined alias 'nowhere'"),
         ("a: 1\n---\nb: 2", "hydra.yaml line 2: expected a single document in the stream, but found another document"),
         ("seed: \x07", "hydra.yaml: a character that YAML does not allow at position 6"),
-        ("sead: 1", "hydra.yaml line 1: unknown key 'sead'; did you mean 'seed'?"),
-        ("config: other.yaml", "hydra.yaml line 1: unknown key 'config'"),
+        ("sead: 1", "hydra.yaml: unknown key 'sead'; did you mean 'seed'?"),
+        ("config: other.yaml", "hydra.yaml: unknown key 'config'"),
+        ("prunee: {keep: 1}", "hydra.yaml: unknown key 'prunee'; did you mean 'prune'?"),
         (
             "eval:\n  keep: 1",
-            "hydra.yaml line 2: unknown key 'keep' of eval; see hydractl score, extract-circuit or prune",
+            "hydra.yaml: unknown key 'keep' of eval; see hydractl score, extract-circuit or prune",
         ),
-        ("prune: {data: {a: {b: c}}}", "hydra.yaml line 1: data is nested too deeply"),
-        ("model: &x [*x]", "hydra.yaml line 1: model is nested too deeply"),
+        ("prune: {data: {a: {b: c}}}", "hydra.yaml: data is nested too deeply"),
+        ("model: &x [*x]", "hydra.yaml: model is nested too deeply"),
         ("data: {a: b}", "--data takes one value, not a mapping (hydra.yaml:data)"),
-        ("fuse: []", "hydra.yaml line 1: fuse must be a mapping of options to values"),
+        ("fuse: []", "hydra.yaml: fuse must be a mapping of options to values"),
     ],
 )
 def test_exact_words(yaml: str, message: str, refused: Refused) -> None:

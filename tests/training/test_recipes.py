@@ -46,9 +46,7 @@ PAPER: dict[str, dict[str, Any]] = {
 def settings(**arguments: Any) -> Any:
     """The values in effect of a call by a program, with its notes."""
     given = {"model": ["x.st"], "train": "d", "val": "v", **arguments}
-    call = gather(
-        declared("finetune"), {name: value for name, value in given.items() if value is not None}, of_program=True
-    )
+    call = gather(declared("finetune"), {name: value for name, value in given.items() if value is not None})
     return SimpleNamespace(**values_when_ready(call), notes=call.notes)
 
 
@@ -101,8 +99,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("lrr: 1\n", "line 1: a recipe has no key 'lrr'; did you mean 'lr'?"),
-        ("resume: true\n", "line 1: a recipe has no key 'resume'"),
+        ("lrr: 1\n", "mine.yaml: a recipe has no key 'lrr'; did you mean 'lr'?"),
+        ("resume: true\n", "mine.yaml: a recipe has no key 'resume'"),
         ("lr: high\n", "--lr must be a number, not 'high' (recipe "),
         ("lr: -1\n", "--lr must be greater than 0, not -1.0 (recipe "),
         ("steps: 5\nepochs: 5\n", "give only one of --epochs"),
