@@ -126,7 +126,7 @@ report eval.json --html again.html --json
 eval one=model hydra.st --test test.X --require id.accuracy>=2 --json
 bench model hydra.st --compare stock,members,deep --rounds 1 --warmup 0 --dry-run --json
 score --data cal.X --method taylor -v
-finetune model --train train.X --steps 2 --ensemble packed:2,2 -o packed.st
+finetune model --train train.X --steps 2 --init random --ensemble packed:2,2 -o packed.st
 finetune model --train train.X --steps 2 --ensemble mimo:2 -o mimo.st
 finetune model --train train.X --steps 2 --ensemble classifiers:2 -o classifiers.st
 finetune model --train train.X --val val.X --ensemble laplace -o laplace.st --json

@@ -79,6 +79,7 @@ class StudyRow:
         needs_training_data: whether the model is trained or fitted.
         needs_labels: whether the training data need labels.
         needs_classifier: whether the model needs a classifier, which a zero-shot model does not have.
+        needs_images: whether the model needs to read images.
     """
 
     name: str
@@ -87,6 +88,7 @@ class StudyRow:
     needs_training_data: bool = True
     needs_labels: bool = True
     needs_classifier: bool = False
+    needs_images: bool = False
 
     def recipe_for(self, heads: int) -> Recipe:
         """Return the recipe for a model with this number of heads at each site."""

@@ -31,6 +31,7 @@ class RowKind:
         needs_training_data: whether they need training data.
         needs_labels: whether these need labels.
         needs_classifier: whether they need a classifier, which a zero-shot model does not have.
+        needs_images: whether they need a model that reads images.
     """
 
     make: Callable[[Plan], None]
@@ -38,6 +39,7 @@ class RowKind:
     needs_training_data: bool = False
     needs_labels: bool = True
     needs_classifier: bool = False
+    needs_images: bool = False
 
 
 # --- circuits ---------------------------------------------------------------------------------------------------------
@@ -223,6 +225,7 @@ for _declared in rows_of_methods():
         needs_training_data=_declared.needs_training_data,
         needs_labels=_declared.needs_labels,
         needs_classifier=_declared.needs_classifier,
+        needs_images=_declared.needs_images,
     )
 
 

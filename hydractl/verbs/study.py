@@ -122,6 +122,8 @@ def _asked_scale(request: StudyRequest, source: Source) -> Scale:
         lacks_data = kind.needs_training_data and request.train is None
         if lacks_data and name in request.rows:
             raise UsageError(f"--rows {name} needs --train, labelled training data")
+        if kind.needs_images and source.description.reads == "text":
+            raise UsageError(f"--rows {name} needs a model that reads images")
         if not lacks_data:
             rows.append(name)
         if kind.needs_classifier and not _has_classifier(source):

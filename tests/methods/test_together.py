@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from hydractl.training.members import MemberMaker, Together
 from tests.calls import training_request
 from tests.image_data import write_images
 from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
-from tests.running import answer, quiet, run, stopped_after, tensors
+from tests.running import answer, quiet, run, stopped_after
 from tests.spread import marked_long, marked_release
 from tests.training.test_loop import SIZE, batches, sample, settings, training_data
 
@@ -61,24 +60,18 @@ def state_of(model: Together) -> list[dict[str, Tensor]]:
 # --- Packed-Ensembles -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("gamma", "optimizer"), [(1, "sgd"), (2, "adamw")])
-def test_packed_members_are_narrow_models_of_the_library_trained_side_by_side(gamma: int, optimizer: str) -> None:
-    """Alpha is 2, so two of three heads and of each three features; what is between groups is 0 and stays so."""
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_packed_members_are_narrow_models_of_the_library_trained_side_by_side(optimizer: str) -> None:
+    """Alpha is 2, so two of three heads and of each three features."""
     import timm
 
-    model = together(source_of(stock("class-token"), "class-token"), f"packed:3,2,{gamma}")
+    model = together(source_of(stock("class-token"), "class-token"), "packed:3,2")
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 5}
     members = []
     for state in state_of(model):
         narrow = timm.create_model("vit_tiny_patch16_224", **sizes).eval()
         narrow.load_state_dict(state)
         members.append(narrow)
-        in_groups = {name: weight for name, weight in state.items() if is_in_groups(name)}
-        assert len(in_groups) == 3 * 4
-        for weight in in_groups.values():
-            assert weight.count_nonzero() * gamma == weight.numel()
-        assert in_groups["blocks.1.mlp.fc2.weight"][:8, :32].all()
-        assert gamma == 1 or not in_groups["blocks.1.mlp.fc2.weight"][:8, 32:].any()
     expected = torch.stack([member(images()) for member in members])
     assert near(model.member_logits(images()), expected)
     for member in members:
@@ -88,14 +81,8 @@ def test_packed_members_are_narrow_models_of_the_library_trained_side_by_side(ga
     assert near(model.member_logits(images()), torch.stack([member(images()) for member in members]), 1e-4)
 
 
-def is_in_groups(name: str) -> bool:
-    """Whether the features that a matrix takes and gives belong to groups."""
-    return "blocks" in name and re.search(r"(qkv|proj|fc1|fc2)\.weight$", name) is not None
-
-
 def train_alone(member: nn.Module, optimizer: str) -> None:
-    """Train one network in a plain loop, in which what is 0 between groups stays 0."""
-    masks = {name: weight != 0 for name, weight in member.named_parameters() if is_in_groups(name)}
+    """Train one network in a plain loop."""
     groups = [
         {"params": [p for p in member.parameters() if (p.ndim > 1) == decays], "weight_decay": 0.1 * decays}
         for decays in (True, False)
@@ -109,28 +96,6 @@ def train_alone(member: nn.Module, optimizer: str) -> None:
         steps.zero_grad()
         F.cross_entropy(member(pixels), labels).backward()
         steps.step()
-        with torch.no_grad():
-            for name, mask in masks.items():
-                member.get_parameter(name).mul_(mask)
-
-
-def test_a_packed_member_of_given_weights_has_neighbouring_parts_of_them() -> None:
-    source = replace(source_of(stock("class-token"), "class-token"), drawn_by=None)
-    first, second, third = (
-        {name: one.tensors.read(name) for name in one.tensors.names()}
-        for one in make_method("packed:3,2").sources(source, 0)
-    )
-    wide = stock("class-token").state_dict()
-    cls, channels = wide["cls_token"][0, 0], torch.arange(24)
-    for member, state in enumerate((first, second, third)):
-        own = channels.roll(-8 * member)[:16]
-        assert torch.equal(state["cls_token"][0, 0], cls[own])
-        # Heads are 8 wide, so heads begin where channels do.
-        values = wide["blocks.1.attn.qkv.weight"][48:][own][:, own]
-        assert torch.equal(state["blocks.1.attn.qkv.weight"][32:], values)
-        assert torch.equal(state["blocks.1.attn.proj.weight"], wide["blocks.1.attn.proj.weight"][own][:, own])
-        neurons = torch.arange(96).roll(-32 * member)[:64]
-        assert torch.equal(state["blocks.1.mlp.fc1.weight"], wide["blocks.1.mlp.fc1.weight"][neurons][:, own])
 
 
 def test_a_packed_text_classifier(tmp_path: Path) -> None:
@@ -140,15 +105,13 @@ def test_a_packed_text_classifier(tmp_path: Path) -> None:
              "intermediate_size": 48, "max_position_embeddings": 20}  # fmt: skip
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    model = together(open_source(str(tmp_path)), "packed:3,2,2")
+    model = together(replace(open_source(str(tmp_path)), drawn_by=3), "packed:3,2")
     narrow = BertForSequenceClassification(
         BertConfig(**{**sizes, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32})
     ).eval()
     for member, state in enumerate(state_of(model)):
         narrow.load_state_dict(state)
         assert near(model.member_logits(inputs("bert"))[member], narrow(**inputs("bert")).logits)
-        key = state["bert.encoder.layer.1.attention.self.key.weight"]
-        assert key[:8, 8:].count_nonzero() == key[8:, :8].count_nonzero() == 0 < key[8:, 8:].count_nonzero()
 
 
 def test_what_cannot_be_packed_is_told() -> None:
@@ -156,10 +119,9 @@ def test_what_cannot_be_packed_is_told() -> None:
     pruned = prune_source(source, mask_of(source, [[0, 2], [1], [1]]))
     for model, value, complaint in (
         (source, "2,1", "1/2 of 3 heads"),
-        (source, "3,2,16", "GAMMA 16 does not divide 2 heads"),
+        (replace(source, drawn_by=None), "3,2", "draws narrow networks anew"),
         (pruned, "3,2", "lost heads"),
         (source_of(stock("swin"), "swin"), "3,2", "unknown"),
-        (source_of(stock("modernbert"), "modernbert"), "3,2", "layers of several sizes"),
     ):
         with pytest.raises(UsageError, match=complaint):
             make_method(f"packed:{value}").sources(model, 0)
@@ -241,24 +203,9 @@ def three_at_once(variant: str, model: Together) -> Any:
     return reference.eval()
 
 
-def test_mimo_of_texts_adds_the_words_up() -> None:
-    variant = "roberta"  # whose positions go by which words pad
-    model: Any = together(source_of(stock(variant), variant), "mimo:3,0,1")
-    batch = inputs(variant)
-    count = len(batch["input_ids"])
-    labels = torch.arange(count) % 2
-    rows = dealt(model, count)
-    logits, _ = model.answers(batch, labels)
-    tables = model.models[0].stock_tensors()["roberta.embeddings.word_embeddings.weight"]
-    mask = batch["attention_mask"][rows].amax(0)
-    reference = stock(variant)
-    words = sum(F.embedding(batch["input_ids"][row], table) for row, table in zip(rows, tables, strict=True))
-    positions = mask.cumsum(1) * mask + 1  # RoBERTa counts from behind its padding
-    for member, state in enumerate(state_of(model)):
-        reference.load_state_dict(state)
-        expected = reference(inputs_embeds=words, attention_mask=mask, position_ids=positions).logits
-        assert near(logits[member], expected)
-        assert near(model.member_logits(batch)[member], reference(**batch).logits)
+def test_mimo_of_texts_is_refused() -> None:
+    with pytest.raises(UsageError, match="takes models that read images, not RobertaForSequenceClassification"):
+        together(source_of(stock("roberta"), "roberta"), "mimo:3")
 
 
 def test_one_stem_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +255,7 @@ TRAIN = ["finetune", MODEL, "--train", "train.npz", "--val", "val.npz", "--devic
 OPTIONS_OF = {
     "h": ["--ensemble", "classifiers:3"],
     "m": ["--ensemble", "mimo:3"],
-    "p": ["--ensemble", "packed:3,2,2", "--init", "random"],
+    "p": ["--ensemble", "packed:3,2", "--init", "random"],
 }
 
 
@@ -359,20 +306,6 @@ def test_members_fuse_to_one_model(name: str) -> None:
     if name != "p":  # one body, and two more classifiers
         assert cost["fused"]["params"] == cost["single"]["params"] + 2 * classifier
         assert cost["fused"]["macs"] == cost["single"]["macs"] + 2 * 24 * 5
-
-
-@pytest.mark.usefixtures("folder")
-def test_zeros_between_groups_stay_in_a_second_training(capsys: pytest.CaptureFixture[str]) -> None:
-    again = ["finetune", "p.1.st", *TRAIN[2:]]
-    quiet(*again, "--reset-head", "-o", "second.st")
-    before, after = tensors("p.1.st"), tensors("second.st")
-    for name, tensor in after.items():
-        same = re.search(r"(qkv|proj|fc1|fc2)\.weight", name) and "blocks" in name
-        assert not same or torch.equal(tensor == 0, before[name] == 0), name
-        assert not same or (tensor == 0).sum() * 2 == tensor.numel()
-        assert not torch.equal(tensor, before[name])
-    run(*again, "--ensemble", "lora:2,2", "-o", "third.st", code=2)
-    assert "pruned weights, which an adapter would fill" in capsys.readouterr().err
 
 
 def test_what_does_not_go_together_is_refused() -> None:

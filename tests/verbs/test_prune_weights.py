@@ -154,6 +154,11 @@ def test_a_new_classifier_is_trained_and_random_weights_are_whole() -> None:
     assert "sparse" not in answer("--info", "drawn.st")
 
 
+def test_what_would_fill_the_zeros_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet("finetune", "vit.st", *TRAIN, "--ensemble", "lora:2,2", "-o", "lora.st", code=2)
+    assert "pruned weights, which an adapter would fill" in capsys.readouterr().err
+
+
 def test_a_folder_holds_the_zeros() -> None:
     quiet("prune", "vit", "--weights", "0.8", "--method", "magnitude", "-o", "sparse/")
     found = tensors("sparse/model.safetensors")

@@ -24,7 +24,7 @@ class MimoOptions(TogetherOptions):
 
     kind = "mimo"
     summary = (
-        "Train one network of M inputs and M answers: of the rows of a batch a share RHO takes one sample M times, the "
+        "Train one network of M images and M answers: of the rows of a batch a share RHO takes one sample M times, the "
         "others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st"
     )
     example = "3,0.25"
@@ -42,5 +42,5 @@ class MimoOptions(TogetherOptions):
 METHOD = Method(
     "mimo",
     MimoOptions,
-    rows=(StudyRow("mimo", ByOneTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True),),
+    rows=(StudyRow("mimo", ByOneTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True, needs_images=True),),
 )

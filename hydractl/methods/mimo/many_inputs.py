@@ -1,14 +1,14 @@
 """The network of MIMO: it takes M inputs at once and returns M answers.
 
-In training, the M inputs are different samples; in tests, all M are the same sample. Each input has its own patch
-embedding (together they are one convolution of M * C channels) or its own table of words, and the network continues
-with the sum of the embeddings. For M equal inputs, the sum is a single embedding with the sum of the weights. So each
-member is written as an ordinary checkpoint, and the members share all weights but the classifier.
+In training, the M inputs are different images; in tests, all M are the same image. Each input has its own patch
+embedding (together they are one convolution of M * C channels), and the network continues with the sum of the
+embeddings. For M equal inputs, the sum is a single embedding with the sum of the weights. So each member is written as
+an ordinary checkpoint, and the members share all weights but the classifier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -109,7 +109,7 @@ class ManyInputs(OneBody):
         # a single one. Shift their mean to one Mth of the pretrained weights, if there are any: for M equal inputs the
         # sum is then the pretrained embedding.
         drawn_weights = [tensors[self._stem] for tensors in drawn]
-        weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p] or [M, words, d]
+        weights = torch.stack(drawn_weights) / self.members**0.5  # [M, d, C, p, p]
         if not scratch:
             pretrained = model.networks[0].get_parameter(self._stem).detach().cpu()
             weights = weights - weights.mean(0) + pretrained / self.members
@@ -121,7 +121,7 @@ class ManyInputs(OneBody):
         layer.forward = partial(_embedded, layer)
         self._layer = [layer]  # in a list, so that it is not registered as a second submodule
 
-    def answers(self, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def answers(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits of all members, ``[M, B * repeats, classes]``, and the labels of their samples.
 
         Each run of the network reads M samples, one at each input, and member m answers for the sample at input m. The
@@ -131,21 +131,11 @@ class ManyInputs(OneBody):
         rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
         rows_of_inputs = rows_of_inputs.to(labels.device)
 
-        # The first layer reads all inputs from `dealt`. The rest of the network sees one input: for images any of them,
-        # for texts one that has the tokens (and masks) of all.
+        # The first layer reads all inputs from `dealt`; the network is called with any of them.
         layer = self._layer[0]
-        body: Any
-        if isinstance(inputs, Tensor):
-            layer.dealt = [inputs[rows] for rows in rows_of_inputs]
-            body = layer.dealt[0]
-        else:
-            texts = []
-            for rows in rows_of_inputs:
-                texts.append({name: value[rows] for name, value in inputs.items()})
-            layer.dealt = [text["input_ids"] for text in texts]
-            body = unite_texts(texts)
+        layer.dealt = [inputs[rows] for rows in rows_of_inputs]
         try:
-            return self.member_logits(body), labels[rows_of_inputs]
+            return self.member_logits(layer.dealt[0]), labels[rows_of_inputs]
         finally:
             layer.dealt = None
 
@@ -162,62 +152,34 @@ class ManyInputs(OneBody):
         return tensors
 
 
-def unite_texts(texts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the token tensors, e.g. masks, of several texts that the network reads at once.
-
-    The result has a token wherever at least one text has one, with the values of the first text that has it. The words
-    themselves are embedded for each text separately.
-    """
-    # Begin with the last text, and overwrite it with the tokens of the texts before, so that the first text wins.
-    united = dict(texts[-1])
-    for text in reversed(texts[:-1]):
-        all_there = torch.ones_like(text["input_ids"])
-        is_there = text.get("attention_mask", all_there).bool()
-        for name, value in united.items():
-            united[name] = torch.where(is_there, text[name], value)
-    return united
-
-
 def _stem_path(model: HydraModel) -> str:
-    """Return the path of the single layer that reads the inputs: a table of words, or a convolution to patches.
+    """Return the path of the single convolution that reads the images and makes patches of them.
 
     Raises:
-        UsageError: the model has no such layer, several, or one that reads features of other layers, as in hybrids.
+        UsageError: the model reads texts, has no such layer, several, or one that reads features of other layers, as in
+            hybrids.
     """
-    # What to look for: the role of the layer in the family's names, and its type.
-    part: str
-    kind: type[nn.Module]
     if model.description.reads == "text":
-        part = "words"
-        kind = nn.Embedding
-        wanted = "table of words"
-    else:
-        part = "patch"
-        kind = nn.Conv2d
-        wanted = "convolution that makes patches"
-
-    paths = []
+        raise UsageError(f"--ensemble mimo takes models that read images, not {model.description.arch}")
+    convolutions = {}
     for path, module in model.networks[0].named_modules():
-        if type(module) is kind and model.family.has_role(f"{path}.weight", part):
-            paths.append(path)
-    if len(paths) != 1:
-        raise UsageError(f"--ensemble mimo: {model.description.arch} has no single {wanted}")
-    if part == "patch":
-        channels, *_ = input_size(model.description.preprocess)
-        convolution = model.networks[0].get_submodule(paths[0])
-        if convolution.in_channels != channels:
-            raise UsageError(f"--ensemble mimo: {model.description.arch} makes patches of features, not of the image")
-    return paths[0]
+        if type(module) is nn.Conv2d and model.family.has_role(f"{path}.weight", "patch"):
+            convolutions[path] = module
+    if len(convolutions) != 1:
+        raise UsageError(f"--ensemble mimo: {model.description.arch} has no single convolution that makes patches")
+    [(path, convolution)] = convolutions.items()
+    channels, *_ = input_size(model.description.preprocess)
+    if convolution.in_channels != channels:
+        raise UsageError(f"--ensemble mimo: {model.description.arch} makes patches of features, not of the image")
+    return path
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """Return the sum of the embeddings of M inputs; in a test these are M times the same input x.
-
-    For images it is ``[B, d, H / p, W / p]`` with patches of p pixels, for texts ``[B, T, d]``.
+    """Return the sum of the embeddings of M inputs, ``[B, d, H / p, W / p]``; in a test these are M times the input x.
 
     Args:
-        layer: an embedding or a convolution that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has the M
-            inputs in training, and is None in a test.
+        layer: a convolution to patches of p pixels that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has
+            the M inputs in training, and is None in a test.
         x: the input that the network was called with.
     """
     weight: Tensor = layer.weight
@@ -225,15 +187,7 @@ def _embedded(layer: Any, x: Tensor) -> Tensor:
     if inputs is None:
         inputs = [x] * weight.shape[0]
 
-    # Texts: embed each input with its own table, and add up.
-    if isinstance(layer, nn.Embedding):
-        embeddings = []
-        for words, table in zip(inputs, weight.unbind(), strict=True):
-            embedding = F.embedding(words, table, layer.padding_idx)  # [B, T, d]
-            embeddings.append(embedding)
-        return torch.stack(embeddings).sum(0)
-
-    # Images: one convolution over the channels of all inputs adds up by itself.
+    # One convolution over the channels of all inputs adds up by itself:
     # sum over m of conv(x_m, W_m) = conv([x_1, ..., x_M], [W_1, ..., W_M]).
     channels = torch.cat(inputs, 1)  # [B, M * C, H, W]
     kernels = weight.transpose(0, 1).flatten(1, 2)  # [M, d, C, p, p] -> [d, M * C, p, p]

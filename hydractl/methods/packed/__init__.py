@@ -20,23 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackedOptions(TogetherOptions):
-    """``packed:M,ALPHA[,GAMMA]``: members are narrow networks that are trained side by side."""
+    """``packed:M,ALPHA``: members are narrow networks that are trained side by side."""
 
     kind = "packed"
     summary = (
-        "Train M networks of ALPHA / M of the width on the same batches, their layers cut into GAMMA groups: a.1.st, "
-        "a.2.st and so on for a.st; ALPHA may be 9/4"
+        "Train M networks of ALPHA / M of the width on the same batches, from --init random: a.1.st, a.2.st and so on "
+        "for a.st; ALPHA may be 9/4"
     )
     example = "3,2"
 
     alpha: Fraction | float = argument("ALPHA", Fraction, at_least=1, at_most=99)
-    gamma: int = argument("GAMMA", int, 1, at_least=1, at_most=99)
 
     def together(self) -> MemberMaker:
         """Return the maker of the narrow networks."""
         narrow = import_module("hydractl.methods.packed.narrow")
         alpha = Fraction(str(self.alpha))
-        maker: MemberMaker = narrow.Packed(self.members, alpha, self.gamma)
+        maker: MemberMaker = narrow.Packed(self.members, alpha)
         return maker
 
 
