@@ -22,6 +22,7 @@ from hydractl.fusion.plan import FusionPlan
 from hydractl.log import Log
 from hydractl.metrics.rows import diversity_values
 from hydractl.metrics.samples import samples_of
+from hydractl.model.attention import HeadAttention
 from hydractl.model.cost import macs
 from hydractl.model.runtime import HydraModel, log_mean_softmax, move
 from hydractl.model.source import Source
@@ -337,7 +338,7 @@ def to_three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-# --- weights of 16 bits: blocks read their weights when they run, and compute in float32 ------------------------------
+# --- weights of 16 bits, of which each block makes float32 while it runs ----------------------------------------------
 
 
 def storage_dtype(tensors: TensorSource) -> torch.dtype:
@@ -360,7 +361,7 @@ def float32_model(
 
     If they do,
 
-    * each block reads its weights from the file when it runs, as float32;
+    * the weights of each layer in a block are float32 while it runs;
     * tables of embeddings stay in 16 bits, and the rows that are looked up become float32;
     * everything else is small, and becomes float32 here.
 
@@ -369,15 +370,38 @@ def float32_model(
         device: the device to run on.
         dtype: the dtype of the weights in memory: float32, or the 16-bit dtype in which all of them are stored.
     """
-    streamed = dtype in _SIXTEEN_BITS
-    model = HydraModel(description, tensors, device, dtype, streamed=streamed)
-    if not streamed:
+    model = HydraModel(description, tensors, device, dtype)
+    if dtype not in _SIXTEEN_BITS:
         return model
-    model.batched = False  # stacking weights of several members would bypass the modules that read them
+    model.batched = False  # a stack would keep the weights of all members
+    modules_of_blocks: set[nn.Module] = set()
+    for path in model.block_paths:  # the blocks of the first network run for all members
+        modules_of_blocks.update(model.networks[0].get_submodule(path).modules())
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
             continue
-        for weight in module.parameters(recurse=False):
-            weight.data = weight.data.float()  # weights of blocks are empty float32 placeholders, and stay so
+        # An attention calls none of the modules that hold its weights.
+        weights = list(module.parameters(recurse=isinstance(module, HeadAttention)))
+        if module in modules_of_blocks or isinstance(module, nn.Embedding):
+            _widen_while_it_runs(module, weights)
+        else:
+            for weight in weights:
+                weight.data = weight.data.float()
     return model
+
+
+def _widen_while_it_runs(module: nn.Module, weights: Sequence[nn.Parameter]) -> None:
+    """Let weights be float32 while a module runs, and what they are now at all other times."""
+    narrow = [weight.data for weight in weights]
+
+    def widen(*_: Any) -> None:
+        for weight in weights:
+            weight.data = weight.data.float()
+
+    def make_narrow_again(*_: Any) -> None:
+        for weight, data in zip(weights, narrow, strict=True):
+            weight.data = data
+
+    module.register_forward_pre_hook(widen)
+    module.register_forward_hook(make_narrow_again)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
 from hydractl.families.base import ModelFamily, Stages, attention_names, parts_by_name, read_heads
-from hydractl.files.checkpoint import LentTensors, TensorSource, page_buffer
+from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
-from hydractl.heads.weights import COMMON, HeadWeights
+from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
@@ -37,7 +35,6 @@ class Assembly:
         tensors: the weights of the model.
         device: the device of the modules.
         dtype: the dtype of the weights.
-        streamed: read the weights of a block only when it runs (:class:`LateWeights`).
     """
 
     def __init__(
@@ -48,8 +45,6 @@ class Assembly:
         tensors: TensorSource,
         device: torch.device,
         dtype: torch.dtype,
-        *,
-        streamed: bool = False,
     ) -> None:
         """Build the networks of all members, put one attention for all members into each, and make the chains."""
         # What members share and what each has for itself. A site is an attention block; a view shows the tensors of one
@@ -64,9 +59,7 @@ class Assembly:
         # The library's names of all tensors that every member has for itself.
         self._per_member = {name for view in self._views for name, stored in view.stored.items() if name != stored}
 
-        # How tensors are read: now, or, in a streamed model, each time that a module runs ("late").
         self._reader = _Reader(tensors, device, dtype)
-        self._late = LateWeights(tensors, device) if streamed else None
 
         # Build a network for each member, without attention, and then one attention for all members at each site.
         self.networks: list[nn.Module] = []
@@ -83,9 +76,6 @@ class Assembly:
 
         # Only the blocks of the first network are needed from here on.
         self._wrap_modules_per_member()
-        if self._late is not None:
-            self._late.attach(self.networks)
-            self._keep_apart()
         for network in self.networks[1:]:
             for path in self._block_paths:
                 network.set_submodule(path, nn.Identity())
@@ -101,17 +91,11 @@ class Assembly:
             view: the stored tensors of the member.
         """
         parameters = dict(network.named_parameters())
-        late_names = self._names_read_late(network)
         state: dict[str, Tensor] = {}
 
-        # Parameters, read now or when their module runs.
         for name in parameters:
-            if self._is_attention(name):
-                continue
-            stored_name = view.stored[name]
-            if self._late is not None and name in late_names:
-                state[name] = self._late.parameter(stored_name)
-            else:
+            if not self._is_attention(name):
+                stored_name = view.stored[name]
                 state[name] = self._reader.parameter(stored_name)
 
         # All other entries of the state are buffers, such as the mean in a batch norm.
@@ -137,27 +121,6 @@ class Assembly:
     def _is_attention(self, name: str) -> bool:
         """Return whether a tensor of the library's model belongs to an attention block, which is replaced."""
         return self._parts[name] == "attention"
-
-    def _names_read_late(self, network: nn.Module) -> set[str]:
-        """Return the names of the parameters that are read only when their module runs; none if all are read at once.
-
-        These are the parameters of blocks, and of embeddings of a library's own class, which compute their results.
-        """
-        if self._late is None:
-            return set()
-
-        # The paths of these modules, and then the names of all parameters inside them.
-        late_modules = list(self._block_paths)
-        for path, module in network.named_modules():
-            is_own_class = type(module) is not nn.Embedding
-            if isinstance(module, nn.Embedding) and is_own_class:
-                late_modules.append(path)
-        inside_late_modules = tuple(f"{path}." for path in late_modules)
-        late_names = set()
-        for name, _ in network.named_parameters():
-            if name.startswith(inside_late_modules):
-                late_names.add(name)
-        return late_names
 
     # --- how far the members are the same -----------------------------------------------------------------------------
 
@@ -261,56 +224,30 @@ class Assembly:
             self._family.install(network, site, attention)
         self.attentions.append(attention)
 
-    def _read_head_weights(self, site: Site, member: int, read: Callable[[str], Tensor]) -> HeadWeights:
-        """Read the heads that are stored under a member's names at a site.
-
-        Args:
-            site: the attention block.
-            member: the index of the member.
-            read: returns the tensor of a stored name.
-        """
-        view = self._views[member]
-        tensors = {}
-        for name in attention_names(self._family, view, self._sites, site):
-            stored_name = view.stored[name]
-            tensors[name] = read(stored_name)
-        held = held_mask(self._masks, member, self._stored_once)
-        return read_heads(self._family, tensors, site, held.kept[site.path])
-
     def _build_bank(self, site: Site, member: int, indices: Sequence[int] | None = None) -> HeadBank:
         """Return a bank (the weights of heads in one module) with a member's stored heads, or with some of them.
-
-        In a streamed model, whose weights are read block by block, the bank has shapes but no numbers, and is filled
-        each time its attention runs.
 
         Args:
             site: the attention block.
             member: the index of the member.
             indices: indices of the stored heads, in the order of the bank; None means all, as they are stored.
         """
+        # Read the heads that are stored under the member's names.
+        view = self._views[member]
+        tensors = {}
+        for name in attention_names(self._family, view, self._sites, site):
+            tensors[name] = self._reader.tensor(view.stored[name])
+        held = held_mask(self._masks, member, self._stored_once)
+        weights = read_heads(self._family, tensors, site, held.kept[site.path])
+        if indices is not None:
+            weights = weights.select(indices)
+
+        # The modules that all heads share come from the library, and get the stored weights.
         common = self._family.common(self.networks[member], site)
-
-        def make_bank(read: Callable[[str], Tensor], common: Sequence[nn.Module]) -> HeadBank:
-            """Build the bank from tensors that ``read`` returns; ``common`` are the modules that all heads share."""
-            weights = self._read_head_weights(site, member, read)
-            if indices is not None:
-                weights = weights.select(indices)
-            for name, module in zip(COMMON, common, strict=True):
-                state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
-                module.load_state_dict(state, assign=True)
-            return HeadBank(weights, *common)
-
-        late = self._late
-        if late is None:
-            return make_bank(self._reader.tensor, common)
-
-        def make_bank_late() -> HeadBank:
-            # Copy the modules: with the modules of the empty bank, loading weights would fill that bank for good.
-            return make_bank(late.read, copy.deepcopy(common))
-
-        bank = make_bank(late.hollow, common)
-        late.register_bank(bank, make_bank_late)
-        return bank
+        for name, module in zip(COMMON, common, strict=True):
+            state = {leaf: weights.extra[f"{name}.{leaf}"] for leaf, _ in module.named_parameters()}
+            module.load_state_dict(state, assign=True)
+        return HeadBank(weights, *common)
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
@@ -382,15 +319,8 @@ class Assembly:
             scale_and_module = nn.Sequential(scale, scaled_module)
             module.set_submodule(scaled_path, scale_and_module)
 
-    def _keep_apart(self) -> None:
-        """Forbid all modules to stack weights: a stack would stay in memory, or be made from weights not read yet."""
-        for network in self.networks:
-            for module in network.modules():
-                if isinstance(module, HeadAttention | PerMember):
-                    module.keep_apart()
 
-
-# --- reading tensors, at once or when a module runs -------------------------------------------------------------------
+# --- reading tensors --------------------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -418,106 +348,3 @@ class _Reader:
             tensor = self.tensor(stored)
             self._parameters[stored] = nn.Parameter(tensor)
         return self._parameters[stored]
-
-
-class LateWeights:
-    """Reads weights of a file only when a module runs, so that only one block is in memory at a time.
-
-    The weights of a module are read before it runs and dropped after it. This is for inference only. A weight that is
-    used at any other time is NaN, so that the mistake is noticed.
-
-    Args:
-        tensors: the tensors of the file, read again in every run.
-        device: the device on which modules run. They compute in float32.
-    """
-
-    def __init__(self, tensors: TensorSource, device: torch.device) -> None:
-        self._tensors = tensors
-        self._device = device
-        self._parameters: dict[str, nn.Parameter] = {}
-        self._stored_names: dict[int, str] = {}  # by the id of a parameter
-        self._make_bank: dict[int, Callable[[], HeadBank]] = {}  # by the id of a bank
-
-    def hollow(self, stored: str) -> Tensor:
-        """Return a tensor of the stored shape that is all NaN and takes no memory."""
-        return _hollow(self._tensors.info(stored).shape, self._device)
-
-    def read(self, stored: str) -> Tensor:
-        """Read a tensor as float32, on a CPU into memory that returns to the system as soon as the copy is dropped."""
-        tensor = self._tensors.read(stored)
-        if self._device.type != "cpu":
-            return tensor.to(self._device, torch.float32)
-        pages = page_buffer(torch.float32.itemsize * tensor.numel())  # bytes
-        widened = pages.view(torch.float32).reshape(tensor.shape)
-        return widened.copy_(tensor)
-
-    def parameter(self, stored: str) -> nn.Parameter:
-        """Return the parameter for a stored name, not yet filled."""
-        if stored not in self._parameters:
-            parameter = nn.Parameter(self.hollow(stored), requires_grad=False)
-            self._parameters[stored] = parameter
-            self._stored_names[id(parameter)] = stored
-        return self._parameters[stored]
-
-    def register_bank(self, bank: HeadBank, make: Callable[[], HeadBank]) -> None:
-        """Empty a bank, and remember ``make``, which builds the full bank again each time its attention runs."""
-        _empty(bank.parameters())
-        self._make_bank[id(bank)] = make
-
-    def attach(self, networks: Iterable[nn.Module]) -> None:
-        """Add hooks to all modules, so that each reads its weights before it runs and drops them afterwards."""
-        attached: set[int] = set()
-        for network in networks:
-            for module in network.modules():
-                if id(module) in attached:
-                    continue
-                attached.add(id(module))
-                self._add_hooks(module)
-
-    def _add_hooks(self, module: nn.Module) -> None:
-        """Add hooks to a module that holds empty parameters or banks; leave any other module unchanged."""
-        # The parameters that the module itself holds.
-        parameters: list[nn.Parameter] = []
-        for parameter in module.parameters(recurse=False):
-            if id(parameter) in self._stored_names:
-                parameters.append(parameter)
-
-        # A bank itself is never called, so hooks on it would not run. The attention that uses it gets the hooks.
-        banks: list[HeadBank] = []
-        if isinstance(module, HeadAttention):
-            for part in module.modules():
-                if isinstance(part, HeadBank) and id(part) in self._make_bank:
-                    banks.append(part)
-        if not parameters and not banks:
-            return
-
-        def give_weights(*_: Any) -> None:
-            """Read the weights, before the module runs."""
-            for parameter in parameters:
-                stored_name = self._stored_names[id(parameter)]
-                parameter.data = self.read(stored_name)
-            for bank in banks:
-                full_bank = self._make_bank[id(bank)]()
-                for parameter, full_parameter in zip(bank.parameters(), full_bank.parameters(), strict=True):
-                    parameter.data = full_parameter.data
-
-        def drop_weights(*_: Any) -> None:
-            """Drop the weights, after the module has run."""
-            _empty(parameters)
-            for bank in banks:
-                _empty(bank.parameters())
-
-        module.register_forward_pre_hook(give_weights)
-        module.register_forward_hook(drop_weights)
-
-
-def _empty(parameters: Iterable[nn.Parameter]) -> None:
-    """Drop the numbers of parameters. They keep their shapes and are NaN."""
-    for parameter in parameters:
-        parameter.data = _hollow(parameter.shape, parameter.device)
-
-
-def _hollow(shape: Iterable[int], device: torch.device) -> Tensor:
-    """Return a tensor of NaN that takes the memory of a single number."""
-    one_number = torch.full((), float("nan"), device=device)
-    return one_number.expand(tuple(shape))

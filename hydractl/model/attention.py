@@ -107,7 +107,6 @@ class HeadAttention(nn.Module):
         self.pooled = pooled
         if pooled:
             self._all_heads = MemberProjections(members[0].bank)
-        self._is_kept_apart = False
         self._read_members(list(members))
 
         # Settings, some of which are set from outside.
@@ -124,8 +123,6 @@ class HeadAttention(nn.Module):
         replaced = list(self._projections)
         replaced[member] = projections
         self._read_members(replaced)
-        if self._is_kept_apart:
-            self._stacked.possible = False
 
     def _read_members(self, members: list[MemberProjections]) -> None:
         """Store what every call needs of the members in plain lists, because iterating over a ModuleList is slow."""
@@ -182,12 +179,7 @@ class HeadAttention(nn.Module):
         return self._stacked.weights_of(stacks, cut_once=self._stacked.copies)
 
     def keep_apart(self) -> None:
-        """Never stack the weights of members; each member then runs by itself.
-
-        This is needed if position terms belong to single heads, or if weights exist only while this module runs. See
-        :attr:`hydractl.model.stacking.StackedProjections.possible`.
-        """
-        self._is_kept_apart = True
+        """Never stack the weights of members, because position terms belong to single heads; each runs by itself."""
         self._stacked.possible = False
 
     def forward(

@@ -66,8 +66,6 @@ class HydraModel(nn.Module):
         tensors: the weights.
         device: the device of the weights.
         dtype: the dtype of the weights.
-        streamed: read the weights of a block each time it runs, as float32
-            (:class:`hydractl.model.assembly.LateWeights`).
     """
 
     def __init__(
@@ -76,8 +74,6 @@ class HydraModel(nn.Module):
         tensors: TensorSource,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        *,
-        streamed: bool = False,
     ) -> None:
         """Build the modules with their weights, and add what is stored beside them, such as a calibration."""
         super().__init__()
@@ -90,9 +86,7 @@ class HydraModel(nn.Module):
         self.lineage: Sequence[str] = bases_of(description.provenance)
 
         # The modules with their weights.
-        assembly = Assembly(
-            description, self.family, self.sites, tensors, torch.device(device), dtype, streamed=streamed
-        )
+        assembly = Assembly(description, self.family, self.sites, tensors, torch.device(device), dtype)
         self.networks = nn.ModuleList(assembly.networks)
         self.attentions = assembly.attentions
         self.chains = assembly.chains

@@ -435,10 +435,6 @@ class PerMember(nn.Module):
             cache.forget()
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no types there
 
-    def keep_apart(self) -> None:
-        """Never stack the weights, because they exist only while a member's module runs."""
-        self._stacks = {}
-
     def stack(self, context: RunContext) -> None:
         """Stack the weights now, if batched products are wanted; see :meth:`HeadAttention.stack`."""
         if self._stacks and context.batches(next(self.parameters()).device):

@@ -17,12 +17,9 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hydractl.files.checkpoint import DictTensors
-from hydractl.fusion.selfcheck import float32_model
 from hydractl.methods.lora.matrices import LowRankProjections
 from hydractl.model.runtime import HydraModel
-from hydractl.model.stacking import StackCache
-from tests.fusion.test_batched import EQUAL, NEARLY, SHARED, batched, one_weight, own_weights, planned
+from tests.fusion.test_batched import NEARLY, SHARED, batched, one_weight, own_weights
 from tests.pico import VARIANTS, close, inputs, model_of, shared_source
 from tests.spread import marked_release
 
@@ -244,30 +241,6 @@ def test_settings_that_change_between_two_runs() -> None:
     for attention in model.attentions:
         attention.head_gate = None
     assert torch.equal(model.member_logits(inputs("bert")), fast)
-
-
-def kept(model: HydraModel) -> list[Tensor]:
-    """Every stack that is kept."""
-    stacks: list[StackCache] = []
-    for module in model.modules():
-        projections = vars(module).get("_stacked")
-        caches = vars(module).get("_stacks", {}) if projections is None else projections.caches
-        stacks += caches.values()
-    return [stack.cached.stack for stack in stacks if stack.cached is not None]
-
-
-@torch.no_grad()
-def test_weights_that_are_read_when_they_run_are_never_kept() -> None:
-    plan = planned("class-token", EQUAL)
-    tensors = DictTensors({name: plan.tensors.read(name).bfloat16() for name in plan.tensors.names()})
-    streamed = batched(float32_model(plan.description, tensors, torch.device("cpu"), torch.bfloat16))
-    at_once = HydraModel(plan.description, tensors)
-    for _ in range(2):
-        close(streamed.member_logits(inputs("class-token")), at_once.member_logits(inputs("class-token")))
-    assert kept(streamed) == []
-    assert kept(batched(at_once)) == []
-    at_once.member_logits(inputs("class-token"))
-    assert len(kept(at_once)) > 10
 
 
 @torch.no_grad()
