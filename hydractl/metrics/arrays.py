@@ -86,8 +86,11 @@ class Arrays:
 
     def kth_lowest(self, values: _Floats, k: int) -> _Floats:
         """Return the k-th lowest value of each row of ``[n, N]``, counted from 1: ``[n]``."""
-        partitioned = np.partition(values, k - 1, axis=1)
-        kth: _Floats = partitioned[:, k - 1]
+        import torch
+
+        # numpy's partition gives the same number, but of 5,000 values takes more than twice as long.
+        lowest = torch.from_numpy(values).topk(k, dim=1, largest=False, sorted=False).values  # [n, k]
+        kth: _Floats = lowest.amax(dim=1).numpy()
         return kth
 
     def highest(self, values: _Floats, k: int) -> _Floats:

@@ -280,12 +280,17 @@ class PredictionsWriter:
         number_format = LOGIT_FORMATS[info.dtype]
         start_of_tensor = self._tensors.header.data_start + info.start  # in bytes
         values = np.ascontiguousarray(columns, dtype=number_format)
+
+        # Samples that lie one behind another in the file are written at once: rows 4, 5, 6, 9 as [4, 5, 6] and [9].
+        indices = np.asarray(rows, dtype=np.int64)
+        ends = np.flatnonzero(np.diff(indices) != 1) + 1
+        neighbours = np.split(indices, ends)
         for member, values_of_member in enumerate(values):
-            for row, values_of_sample in zip(rows, values_of_member, strict=True):
+            for of_file, values_of_samples in zip(neighbours, np.split(values_of_member, ends), strict=True):
                 # The tensor lies member by member, and within a member sample by sample.
-                numbers_before = (member * samples + int(row)) * width
+                numbers_before = (member * samples + int(of_file[0])) * width
                 self._file.seek(start_of_tensor + numbers_before * number_format.itemsize)
-                self._file.write(values_of_sample.tobytes())
+                self._file.write(values_of_samples.tobytes())
         self._file.flush()
 
     def read(self, index: int, rows: Sequence[int]) -> LogitsBatch:
