@@ -75,11 +75,6 @@ def calibrate(
     ),
     knn_k: int = KNN_K(default=50, group=HEADING),
     negative_words: Path | None = NEGATIVE_WORDS(group=HEADING),
-    knn_bank: int | None = calibrating(
-        "Keep only N of the training samples for --ood-score knn or nnguide, evenly spaced, as for an exported "
-        "file [samples, default: all]",
-        at_least=1,
-    ),
     label_map: JsonDocument | None = LABEL_MAP(group=HEADING),
     note: str | None = calibrating(
         "A sentence about how this model was chosen, for the provenance of the checkpoint", metavar="TEXT"

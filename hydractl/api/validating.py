@@ -60,7 +60,7 @@ ConformalScore: TypeAlias = Annotated[
 
 KNN_K = partial(
     opt,
-    "The neighbour whose distance --ood-score knn takes, and how many nnguide averages [neighbours]",
+    "The neighbour whose distance --ood-score knn takes [neighbours]",
     at_least=1,
 )
 NEGATIVE_WORDS = partial(

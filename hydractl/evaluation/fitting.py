@@ -61,9 +61,6 @@ def fit_scores(
     model.fit_scores(names, training, what)
     if model.detector is None:
         return
-    # Reduce the bank (stored training features) to the number in --knn-bank. A bank in the checkpoint is not changed.
-    if training is not None and what.knn_bank is not None:
-        model.detector = model.detector.with_bank(what.knn_bank)
     if model.detector.fitted_on:
         model.scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
     for name in model.detector.constant:

@@ -76,8 +76,7 @@ class FitOptions:
         temperature: None means the calibration in the model's file.
         threshold: None means the threshold in the model's file.
         ood_score: the OOD scores, the leading one first, or ``all``. Empty means that of the checkpoint, else ``msp``.
-        knn_k: k of the scores ``knn`` and ``nnguide``.
-        knn_bank: the number of training samples that these scores store; None means all.
+        knn_k: k of the score ``knn``.
         negative_words: the file with the words for the score ``neglabel``, or None.
         conformal: the share of labels that prediction sets may miss; None means no prediction sets.
         conformal_score: how prediction sets rank classes, ``lac`` or ``aps``.
@@ -87,7 +86,6 @@ class FitOptions:
     threshold: Threshold | None = None
     ood_score: Sequence[str] = ()
     knn_k: int = 50
-    knn_bank: int | None = None
     negative_words: str | None = None
     conformal: float | None = None
     conformal_score: Literal["lac", "aps"] = "lac"

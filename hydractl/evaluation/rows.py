@@ -20,7 +20,7 @@ from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import (
-    BY_NAME_ALONE,
+    HEDGE,
     OF_LAYERS,
     OF_ZERO_SHOT,
     ON_FEATURES,
@@ -132,7 +132,7 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
     impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
     # ... or if the model runs, without MC dropout, and there are training data: then all that suit it.
     if isinstance(model, RunningModel) and model.mc_dropout is None and options.train is not None:
-        unsuited = list(BY_NAME_ALONE)
+        unsuited = [HEDGE]
         if layers_may_not_fit(model.argument.sources):
             unsuited += OF_LAYERS
         unsuited += [score for score in ON_FEATURES if _lacks_words(score, options)]

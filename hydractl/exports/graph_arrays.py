@@ -58,10 +58,6 @@ class GraphArrays:
         lowest, _ = torch.topk(values, k, dim=1, largest=False, sorted=True)
         return lowest[:, k - 1]
 
-    def highest(self, values: Tensor, k: int) -> Tensor:
-        highest, _ = torch.topk(values, k, dim=1, largest=True, sorted=True)
-        return highest
-
     def quotients(self, numerators: Tensor, denominators: Tensor) -> Tensor:
         is_zero = denominators == 0
         # Both branches of `where` are computed, so avoid the division by 0.

@@ -19,7 +19,6 @@ from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256
 from hydractl.files.description import Description
 from hydractl.files.export_answer import ExportedFileRecord
 from hydractl.log import Log
-from hydractl.metrics.feature_scores.scores import BANKS
 from hydractl.metrics.threshold import stored_score
 from hydractl.model.detection import DETECTOR_START
 from hydractl.model.prediction import Chosen
@@ -31,7 +30,7 @@ MOST_IN_ONNX = 2**31 - 2**26
 _BYTES_PER_WEIGHT = 4
 
 MOST_BANK_BYTES = 2**28
-"""The most bytes of a bank (the stored training features of ``knn`` or ``nnguide``) in a file, for all members."""
+"""The most bytes of the bank of ``knn`` (its stored training features) in a file, for all members."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,13 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         )
 
     # A bank of training features would make the file too large.
-    score = stored_score(description.extra)
     bank_bytes = _bytes_beside(tensors, DETECTOR_START)
-    if score in BANKS and bank_bytes > MOST_BANK_BYTES:
+    if stored_score(description.extra) == "knn" and bank_bytes > MOST_BANK_BYTES:
         mebibytes = bank_bytes / 2**20
         most_mebibytes = MOST_BANK_BYTES / 2**20
         raise UsageError(
-            f"the bank of {score} has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
-            hint=f"fit it to fewer training samples: hydractl calibrate --ood-score {score} --knn-bank N",
+            f"the bank of knn has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
+            hint="fit it to fewer training samples: hydractl calibrate --ood-score knn --train 'SPEC?part=1/10'",
         )
 
     # Whatever its dtype, a weight becomes float32.

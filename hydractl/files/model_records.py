@@ -128,8 +128,7 @@ class DataSetRecord(Record):
 class ScoreDataRecord(DataSetRecord):
     """The training data, and the words, that OOD scores on features were fitted to."""
 
-    knn_k: Count | None = optional("The neighbour that `knn` takes, and how many `nnguide` averages.")
-    knn_bank: Count | None = optional("The number of samples that these keep at most, where they are not all.")
+    knn_k: Count | None = optional("The neighbour that `knn` takes.")
     negative_words: str | None = optional("SHA-256 of the words of `neglabel`.")
 
 

@@ -93,13 +93,6 @@ class Arrays:
         kth: _Floats = lowest.amax(dim=1).numpy()
         return kth
 
-    def highest(self, values: _Floats, k: int) -> _Floats:
-        """Return the k highest values of each row of ``[n, N]``, in any order: ``[n, k]``."""
-        others = values.shape[1] - k
-        partitioned = np.partition(values, max(0, others - 1), axis=1)
-        highest: _Floats = partitioned[:, others:]
-        return highest
-
     def quotients(self, numerators: _Floats, denominators: _Floats) -> _Floats:
         """Return ``numerators / denominators``, arrays of equal shape; 0 where the denominator is 0."""
         quotients = np.zeros_like(numerators)

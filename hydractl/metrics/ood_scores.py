@@ -119,7 +119,6 @@ ON_FEATURES = {
     "mahalanobis": "labels",
     "rmd": "labels",
     "mahalanobis-layers": "labels",
-    "ddu": "labels",
     "knn": "data",
     "vim": "data",
     "react": "data",
@@ -127,11 +126,6 @@ ON_FEATURES = {
     "hedge": "labels",
     "vilu": "labels",
     "vilu-scaled": "labels",
-    "nnguide": "data",
-    "fdbd": "data",
-    "nci": "data",
-    "she": "labels",
-    "scale": "",
     "mcm": "",
     "neglabel": "words",
 }
@@ -142,19 +136,17 @@ CHANCES_ON_FEATURES: dict[str, Chance] = {"vilu": "wrong", "vilu-scaled": "wrong
 """The scores on features that are a probability, and of which kind."""
 OF_ZERO_SHOT = ("vilu", "vilu-scaled", "mcm", "neglabel")
 """Scores that need a classifier whose weight holds the features of class texts."""
-OF_UNSIGNED = {"react", "ash", "scale"}
+OF_UNSIGNED = {"react", "ash"}
 """Scores for features that are never negative, e.g. after a ReLU; others they clip, or add up to sums that cancel."""
 OF_STUDY = ("mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash", "vilu")
 """Scores that a study chooses from by default, where their sums over layers may have the memory that they need."""
 HEDGE = "hedge"
-"""The score that a study takes where it has no OOD samples to choose one by."""
+"""The score that a study takes where it has no OOD samples to choose one by. As a sum of others it is not among ``all``
+where the file does not hold it."""
 LAYERS = "mahalanobis-layers"
 OF_LAYERS = {LAYERS: "centre.0", HEDGE: f"{LAYERS}.centre.0"}
 """Scores that take what every block gives, beside the features, and the array with an entry for each feature that only
 those keep that do. ``hedge`` does without where the sums of all layers need too much memory."""
-BY_NAME_ALONE = ("ddu", "hedge")
-"""Scores that ``all`` leaves out where the file does not hold them: most training data do not allow ``ddu``, and
-``hedge`` is a sum of others."""
 
 
 def on_features(names: Iterable[str]) -> list[str]:

@@ -18,12 +18,10 @@ from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
 from hydractl.metrics.feature_scores.layers import LayerSums, add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import (
-    BANKS,
     FEATURE_SCORES,
     MemberTraining,
     Statistics,
     held_out_of,
-    smaller_bank,
     unit,
 )
 from hydractl.metrics.ood_scores import OF_LAYERS
@@ -262,21 +260,6 @@ class Detector:
         members = [{**fitted, **other_fitted} for fitted, other_fitted in pairs]
         return Detector(members, {**self.fitted_on, **other.fitted_on})
 
-    def with_bank(self, samples: int) -> Detector:
-        """Return a detector that keeps only ``samples`` training samples, evenly spaced, to search neighbours among.
-
-        Raises:
-            InputError: if these are fewer than the neighbours that a score uses.
-        """
-        members = []
-        for fitted in self.members:
-            kept = dict(fitted)
-            for name in BANKS:
-                if name in fitted:
-                    kept[name] = smaller_bank(name, fitted[name], samples)
-            members.append(kept)
-        return Detector(members, {**self.fitted_on, "knn_bank": samples})
-
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the statistics of one score under their names in a checkpoint; float32 if that is lossless."""
         tensors = {}
@@ -487,7 +470,7 @@ def fit_detector(
         models: the models whose members make up the ensemble.
         read: the result of :func:`read_training`; it may be empty if no score needs samples.
         labels: ``[N]``, the labels of all samples of the data, or None.
-        neighbours: the number of neighbours of ``knn`` and ``nnguide``.
+        neighbours: the number of neighbours of ``knn``.
         fitted_on: the record of the training data.
         words: the words for ``neglabel``.
 

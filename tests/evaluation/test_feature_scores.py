@@ -19,7 +19,7 @@ from hydractl.evaluation.predictions.reading import read_predictions
 from hydractl.files.checkpoint import DictTensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.metrics.feature_scores import vilu
-from hydractl.metrics.ood_scores import BY_NAME_ALONE, OF_ZERO_SHOT, ON_FEATURES
+from hydractl.metrics.ood_scores import HEDGE, OF_ZERO_SHOT, ON_FEATURES
 from hydractl.metrics.rows import ood_metrics
 from tests.pico_clip import pico_clip, publish_clip
 from tests.running import evaluated, json_lines, read_json, run
@@ -128,7 +128,7 @@ def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "e.json")
     row = read_json("e.json")["models"][0]
     again = evaluated("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
-    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, *BY_NAME_ALONE}
+    assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, HEDGE}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
     assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
     before = Path("p.st").read_bytes()
@@ -175,14 +175,12 @@ def test_features_that_a_study_keeps_give_the_same_bits(monkeypatch: pytest.Monk
 
 LAYERS = "mahalanobis-layers"
 # They differ from ViM in the metric alone; ViM keeps the most, mutual information nothing.
-OTHERS = ("mahalanobis", "ddu", "ash", "hedge", "nnguide", "fdbd", "nci", "she", "scale")
+OTHERS = ("mahalanobis", "ash", "hedge")
 
 
 @pytest.mark.parametrize("score", ["vim", LAYERS, *marked_long(["mi"]), *marked_release(["knn", *OTHERS])])
 def test_a_checkpoint_keeps_its_score(score: str) -> None:
     fitted = TRAIN if score != "mi" else []
-    if score == "ddu":  # more samples of each class than the features have dimensions
-        fitted = [*TRAIN[:2], "--limit", "400"]
     asked = ["--ood-score", score, *fitted, "--val", "builtin:digits/val", "--threshold", "id:0.05"]
     first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "200", "--allow-seen")["models"][0]
     run("calibrate", "hydra.st", *asked, "--batch-size", "200", "-o", "k.st")
@@ -264,11 +262,6 @@ def test_a_damaged_score_is_refused(capsys: Any) -> None:
         ),
         (["--ood-score", "knn", "--train", "builtin:digits/train", "--knn-k", "2000"], 3, "nearest neighbour 2000"),
         (
-            ["--ood-score", "ddu", "--train", "builtin:digits/train", "--limit", "100"],
-            3,
-            "samples in 23 dimensions",  # of 24 features: a norm is in front of the classifier
-        ),
-        (
             ["--ood-score", "knn", *TRAIN, "--val", "builtin:digits/train", "--threshold", "id:0.1"],
             3,
             "--val and --train are the same samples",
@@ -313,12 +306,12 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     )
     row = read_json("f.json")["models"][0]
     assert row["scores"]["vilu"]["ood"]["l"]["auroc"] == 0.5
-    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", *BY_NAME_ALONE}
+    assert {*ON_FEATURES} - {*row["scores"]} == {"neglabel", HEDGE}
 
 
 @pytest.mark.fault(111)
 def test_scores_of_features_that_are_not_negative_are_doubted_once(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [*TEST, *TRAIN, "--ood-score", "vim,react,ash,scale"]
+    asked = [*TEST, *TRAIN, "--ood-score", "vim,react,ash"]
     run("eval", "a=base.st", "b=t0.st", *asked, "-o", "e.json")
     warned = "made for features that are not negative"
     assert capsys.readouterr().err.count(warned) == 1

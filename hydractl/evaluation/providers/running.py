@@ -48,7 +48,7 @@ from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel, move
 from hydractl.model.source import Source
 
-_UNSUITED = "react, ash and scale were made for features that are not negative, as after a ReLU; this model has others"
+_UNSUITED = "react and ash were made for features that are not negative, as after a ReLU; this model has others"
 
 
 class RunningModel(LogitsProvider):
@@ -264,7 +264,7 @@ class RunningModel(LogitsProvider):
         Args:
             names: the names of the scores.
             data: the training data, or None.
-            what: the options of fitting: k of the scores ``knn`` and ``nnguide``, and the words of ``neglabel``.
+            what: the options of fitting: k of the score ``knn``, and the words of ``neglabel``.
         """
         model = self.loaded()
         models = models_of(model)

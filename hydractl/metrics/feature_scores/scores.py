@@ -25,13 +25,11 @@ Statistics = Mapping[str, Floats]
 
 Score = Callable[[Arrays, Statistics, Floats, Floats], Floats]
 
-REACT_CLIP, ASH_PRUNED, SCALE_LEFT_OUT = 0.9, 0.65, 0.85
-NCI_ALPHA = 1e-4
-"""The weight of the sum of absolute features in ``nci``."""
+REACT_CLIP, ASH_PRUNED = 0.9, 0.65
 _LARGEST_EXPONENT = 100.0
 """The largest exponent of a scale factor. Features that are never negative stay far below it; signed ones may not."""
 _SHORTEST = 1e-12
-"""The smallest divisor for a length, so that even the training mean, at distance 0 from itself, has a finite score."""
+"""The smallest deviation that ``hedge`` divides by."""
 _EPSILON = float(np.finfo(np.float32).eps)
 
 
@@ -44,7 +42,7 @@ class MemberTraining:
         labels: [N]; None for data without labels.
         highest: the highest logit of each sample, [N].
         weight, bias: the classifier's parameters, [C, D] and [C]; its logits are ``features @ weight.T + bias``.
-        neighbours: k of ``knn`` and ``nnguide``.
+        neighbours: k of ``knn``.
         words: for a zero-shot model, the features of texts of words that name no class, [W, D]; None without words.
         layers: sums over the samples, of the features and then of what each block gives; empty if no score takes them.
         held_out: whether ``hedge`` holds out each sample, [N]; None for :func:`held_out_of`.
@@ -296,92 +294,6 @@ def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, lo
     return total
 
 
-def _fit_ddu(data: MemberTraining) -> Statistics:
-    """Return what DDU keeps: a Gaussian for each class, with a covariance of its own.
-
-    Features are whitened first: mapped to the r directions in which they spread, with variance 1 within classes.
-
-    Returns:
-        ``centre`` of all features, [D]; ``whitening``, [D, r]; the whitened ``means`` of the classes, [K, r]; ``roots``
-        R_k of the inverses R_k R_k^T of their whitened covariances, [K, r, r]; ``logs`` [K], of each class the
-        logarithm of its share of the samples times the density of its Gaussian at its mean.
-
-    Raises:
-        InputError: a class has too few samples for a covariance, or does not spread in some direction in which others
-            do.
-    """
-    assert data.labels is not None  # checked when --train is opened
-    shared = _fit_mahalanobis(data)
-    whitening = shared["whitening"]
-    dimensions = whitening.shape[1]
-    whitened = (data.features - shared["centre"]) @ whitening  # [N, r]
-    labels, class_of_sample, class_sizes = np.unique(data.labels, return_inverse=True, return_counts=True)
-    fewest = class_sizes.argmin()
-    if class_sizes[fewest] <= dimensions:  # then its covariance has no inverse
-        raise InputError(
-            f"ddu takes a covariance of each class, and class {labels[fewest]} of --train has {class_sizes[fewest]} "
-            f"samples in {dimensions} dimensions",
-            hint=f"give more than {dimensions} samples of each class, or {_WITHOUT_COVARIANCES}",
-        )
-
-    # For each class: with the covariance L L^T, its inverse is R R^T for the root R = (L^-1)^T, and log det R is minus
-    # the sum of the logarithms on the diagonal of L.
-    roots = np.zeros((len(labels), dimensions, dimensions))
-    log_roots = np.zeros(len(labels))  # log det R of each class
-    for place, label in enumerate(labels):
-        from_mean = whitened[class_of_sample == place] - shared["means"][place]  # [n, r]
-        covariance = from_mean.T @ from_mean / (len(from_mean) - 1)
-        factor = _cholesky_factor(covariance)  # L of the covariance L L^T
-        if factor is None:
-            raise InputError(
-                f"class {label} of --train does not spread in all directions, and ddu takes a covariance of each class",
-                hint=_WITHOUT_COVARIANCES,
-            )
-        roots[place] = np.linalg.inv(factor).T
-        log_roots[place] = -np.log(np.diag(factor)).sum()
-
-    # The log density at the mean is log det R - r/2 log(2 pi) for whitened features. For the features themselves add
-    # the logarithm of the factor by which whitening stretches each of the r directions.
-    stretched = np.linalg.norm(whitening, axis=0)  # [r]
-    log_volume = np.log(stretched).sum() - dimensions / 2 * np.log(2 * np.pi)
-    log_shares = np.log(class_sizes / len(whitened))  # [K]
-    return {**shared, "roots": roots, "logs": log_shares + log_roots + log_volume}
-
-
-_WITHOUT_COVARIANCES = "take mahalanobis, whose covariance all classes share"
-
-
-def _cholesky_factor(covariance: Floats) -> Floats | None:
-    """Return the factor L of a covariance L L^T, [r, r]; None where it is singular but for rounding in float32.
-
-    A pivot is the part of a direction's variance that those before it do not explain.
-    """
-    try:
-        factor = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    except np.linalg.LinAlgError:
-        return None
-    pivots = np.square(np.diag(factor))
-    rounding = len(covariance) * _EPSILON**2 * np.diag(covariance)
-    if (pivots <= rounding).any():
-        return None
-    return factor
-
-
-@_declare("ddu", "minus the logarithm of the density of a Gaussian for each class, with its own covariance", _fit_ddu)
-def _ddu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return minus the log density of a mixture of Gaussians, one for each class, weighted by the class sizes, [n].
-
-    The density is that in the directions in which features spread. Source: Mukhoti et al. 2023 (DDU), section 4, on the
-    features of any network.
-    """
-    whitened = (features - fitted["centre"]) @ fitted["whitening"]  # [n, r]
-    from_means = whitened[None] - fitted["means"][:, None]  # [K, n, r]
-    standard = from_means @ fitted["roots"]  # with variance 1 in every direction of each class, [K, n, r]
-    squared_distances = (standard * standard).sum(axis=2)  # [K, n]
-    log_densities = fitted["logs"][:, None] - squared_distances / 2  # of class k, with its weight, [K, n]
-    return _energy(log_densities.T, arrays)  # -log sum_k exp(log density of class k)
-
-
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +310,11 @@ def _lengths(features: Floats, arrays: Arrays) -> Floats:
     return arrays.sqrt(squares.sum(axis=1))
 
 
+def _rounded(values: Floats) -> Floats:
+    """Return values rounded to float32, which take half the space in a file."""
+    return values.astype(np.float32).astype(np.float64)
+
+
 def _fit_knn(data: MemberTraining) -> Statistics:
     """Keep the training features for the search of neighbours.
 
@@ -408,60 +325,16 @@ def _fit_knn(data: MemberTraining) -> Statistics:
     Raises:
         InputError: there are fewer than k training samples.
     """
-    _check_neighbours("knn", data)
+    if len(data.features) < data.neighbours:
+        raise InputError(
+            f"knn looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
+            hint="give more training data, or a smaller --knn-k",
+        )
     # Lengths are computed after rounding, because then they are not exactly 1.
     bank = _rounded(unit(data.features))
     squared_lengths = np.square(bank).sum(axis=1)
     k = np.array([float(data.neighbours)])
     return {"bank": bank, "squares": squared_lengths, "k": k}
-
-
-def _check_neighbours(name: str, data: MemberTraining) -> None:
-    """Check that there are as many training samples as neighbours.
-
-    Raises:
-        InputError: there are fewer; the message names the score.
-    """
-    if len(data.features) < data.neighbours:
-        raise InputError(
-            f"{name} looks for the nearest neighbour {data.neighbours}, and --train has {len(data.features)} samples",
-            hint="give more training data, or a smaller --knn-k",
-        )
-
-
-BANKS = {"knn": ("bank", "squares"), "nnguide": ("bank",)}
-"""For each score that keeps a bank of training samples, the names of the arrays with an entry for each sample."""
-
-
-def smaller_bank(name: str, fitted: Statistics, samples: int) -> Statistics:
-    """Return what a nearest-neighbour score keeps, with at most ``samples`` of its stored training samples (the bank).
-
-    They are evenly spaced. A bank that is small enough is returned as it is.
-
-    Args:
-        name: the name of the score.
-        fitted: the arrays that it keeps.
-        samples: the largest number of training samples.
-
-    Raises:
-        InputError: these are fewer than the score's neighbours.
-    """
-    samples_before = len(fitted["bank"])
-    if samples >= samples_before:
-        return fitted
-    neighbours = int(fitted["k"][0])
-    if samples < neighbours:
-        raise InputError(
-            f"{name} looks for the nearest neighbour {neighbours}, and --knn-bank keeps {samples} samples",
-            hint="a larger --knn-bank, or a smaller --knn-k",
-        )
-    # Keep the samples at evenly spaced indices, e.g. 0, 2 and 5 to keep 3 of 8, in every array that has an entry for
-    # each sample.
-    kept_indices = np.arange(samples) * samples_before // samples
-    smaller = dict(fitted)
-    for array_name in BANKS[name]:
-        smaller[array_name] = fitted[array_name][kept_indices]
-    return smaller
 
 
 @_declare(
@@ -613,26 +486,13 @@ def _ash(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -
     highest = arrays.taken(features, kept_indices)
     pruned = arrays.placed(highest, kept_indices, dimensions)
 
-    # Scale the rest up for what was removed; [:, None] makes the factors [n, 1].
-    scaled = pruned * _factor(arrays, features, highest)[:, None]
-    return _energy_of_classified(arrays, fitted, scaled)
-
-
-def _factor(arrays: Arrays, features: Floats, highest: Floats) -> Floats:
-    """Return the factor [n] by which features are scaled: exp(sum of features / sum of their highest ones).
-
-    It is 1 if the highest ones add up to 0, because features that are never negative are then all 0. For such features
-    [n, D] the ratio is at most D / k. Only signed features, for which the method was not made, can have a ratio so
-    large that it must be bounded.
-
-    Args:
-        arrays: the operations.
-        features: [n, D].
-        highest: the k highest of each sample's features, [n, k].
-    """
+    # Scale the rest up for what was removed: by exp(sum of features / sum of the highest ones), [n]. The factor is 1 if
+    # the highest ones add up to 0, because features that are never negative are then all 0. Only signed features, for
+    # which the method was not made, can have a ratio so large that it must be bounded.
     ratio = arrays.quotients(features.sum(axis=1), highest.sum(axis=1))
-    bounded = arrays.at_most(ratio, _LARGEST_EXPONENT)
-    return arrays.exp(bounded)
+    factor = arrays.exp(arrays.at_most(ratio, _LARGEST_EXPONENT))
+    scaled = pruned * factor[:, None]
+    return _energy_of_classified(arrays, fitted, scaled)
 
 
 # --- several scores together ------------------------------------------------------------------------------------------
@@ -763,6 +623,12 @@ def _fit_scaled_vilu(data: MemberTraining) -> Statistics:
 
 
 @_declare(
+    "vilu-scaled",
+    "that of vilu, whose attention to the texts is as sharp as the softmax of the model",
+    _fit_scaled_vilu,
+    numbers=("constant",),
+)
+@_declare(
     "vilu",
     "probability that the prediction is wrong, by a network on image and class texts (ViLU)",
     _fit_vilu,
@@ -772,192 +638,12 @@ def _vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) 
     """Return the probability that the prediction is wrong, [n].
 
     If all training predictions were right, or all wrong, there is no network but their constant share of errors.
-    Source: Lafon et al. 2025, section 3.
+    Source: Lafon et al. 2025, section 3, and for ``vilu-scaled`` their code.
     """
     if "constant" in fitted:
         share_of_errors = float(fitted["constant"][0])
         return arrays.filled(features[:, 0], share_of_errors)
     return arrays.by_network(vilu_probabilities, fitted, unit(features, arrays))
-
-
-@_declare(
-    "vilu-scaled",
-    "that of vilu, whose attention to the texts is as sharp as the softmax of the model",
-    _fit_scaled_vilu,
-    numbers=("constant",),
-)
-def _scaled_vilu(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return the probability that the prediction is wrong, by the network with a sharper attention, [n].
-
-    Source: Lafon et al. 2025, section 3, and their code.
-    """
-    return _vilu(arrays, fitted, features, logits)
-
-
-# --- further scores of the classifier ---------------------------------------------------------------------------------
-
-
-def _fit_nnguide(data: MemberTraining) -> Statistics:
-    """Keep the training features, each scaled to the length of its sample's negative energy.
-
-    Returns:
-        The classifier; ``bank``: the scaled features, [N, D]; ``k``: the number of neighbours, [1].
-
-    Raises:
-        InputError: there are fewer than k training samples.
-    """
-    _check_neighbours("nnguide", data)
-    classifier = _classifier(data)
-    confidences = -_energy_of_classified(ON_ARRAYS, classifier, data.features)
-    guides = unit(data.features) * confidences[:, None]
-    k = np.array([float(data.neighbours)])
-    return {**classifier, "bank": _rounded(guides), "k": k}
-
-
-def _rounded(values: Floats) -> Floats:
-    """Return values rounded to float32, which take half the space in a file."""
-    return values.astype(np.float32).astype(np.float64)
-
-
-@_declare(
-    "nnguide",
-    "energy times the mean over the k nearest training samples of cosine times negative energy",
-    _fit_nnguide,
-    numbers=("k",),
-)
-def _nnguide(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return the energy times the mean over the k nearest training samples of cosine times their negative energy, [n].
-
-    Source: Park, Jung and Teoh 2023 (NNGuide), on the energy; all training samples are in the bank.
-    """
-    agreement = unit(features, arrays) @ fitted["bank"].T  # [n, N]
-    k = int(fitted["k"][0])
-    guidance = arrays.highest(agreement, k).mean(axis=1)
-    return _energy_of_classified(arrays, fitted, features) * guidance
-
-
-def _fit_centre(data: MemberTraining) -> Statistics:
-    """Return the classifier, and ``centre``, the mean of the training features, [D]."""
-    return {**_classifier(data), "centre": data.features.mean(axis=0)}
-
-
-@_declare(
-    "fdbd",
-    "minus the mean distance to the boundaries with other classes, over the distance from the training mean",
-    _fit_centre,
-)
-def _fdbd(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return minus the mean distance to the decision boundaries, relative to the distance from the training mean, [n].
-
-    The boundary between the predicted class p and another class k is (logit_p - logit_k) / |w_p - w_k| away; a class
-    whose weights equal those of p has no boundary and counts 0. Source: Liu and Qin 2024 (fDBD).
-
-    Args:
-        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
-            features.
-        features: [n, D].
-        logits: not used.
-    """
-    weight = fitted["weight"]  # [C, D]
-    class_logits = features @ weight.T + fitted["bias"]  # [n, C]
-    predicted = arrays.argmax(class_logits, axis=1)
-    # How far each logit lies below the highest one, [n, C].
-    logit_differences = arrays.max(class_logits, axis=1, keepdims=True) - class_logits
-
-    # |w_p - w_k|^2 = |w_p|^2 + |w_k|^2 - 2 w_p w_k for the predicted class p and each class k, [n, C].
-    squares = (weight * weight).sum(axis=1)  # [C]
-    sums_of_squares = squares[predicted][:, None] + squares  # [n, C]
-    squared_norms = sums_of_squares - 2 * (weight[predicted] @ weight.T)
-    # Weights that are equal but for rounding have no boundary; the lower bound only avoids a division by 0.
-    is_apart = squared_norms > arrays.number(_EPSILON**2) * sums_of_squares
-    norms = arrays.sqrt(arrays.at_least(squared_norms, 1e-300))
-    distances = logit_differences * is_apart / norms
-
-    # The predicted class itself has distance 0, so the mean is over the other classes.
-    classes = weight.shape[0]
-    mean_distance = distances.sum(axis=1) / max(1, classes - 1)
-    from_centre = arrays.at_least(_lengths(features - fitted["centre"], arrays), _SHORTEST)
-    return -mean_distance / from_centre
-
-
-@_declare(
-    "nci",
-    "minus the projection of the centred features' direction on the predicted class's weights, less 0.0001 times the"
-    " sum of absolute features",
-    _fit_centre,
-)
-def _nci(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return minus the projection of the centred features on the predicted class's weights, minus a norm, [n].
-
-    The projection uses only the direction of the centred features. The norm is the sum of absolute features, times
-    alpha = 0.0001 as in OpenOOD. Source: Liu and Qin 2025 (NCI).
-
-    Args:
-        arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-        fitted: ``weight`` [C, D] and ``bias`` [C] of the classifier, and ``centre`` [D], the mean of the training
-            features.
-        features: [n, D].
-        logits: not used.
-    """
-    weight = fitted["weight"]  # [C, D]
-    predicted = arrays.argmax(features @ weight.T + fitted["bias"], axis=1)
-
-    # The product of the predicted class's weights with the direction from the training mean to the features.
-    centred = features - fitted["centre"]
-    products = (weight[predicted] * centred).sum(axis=1)
-    projection = products / arrays.at_least(_lengths(centred, arrays), _SHORTEST)
-
-    norm = abs(features).sum(axis=1)
-    return -projection - arrays.number(NCI_ALPHA) * norm
-
-
-def _fit_she(data: MemberTraining) -> Statistics:
-    """Return the classifier, and ``patterns``, one for each class, [C, D].
-
-    The pattern of a class is the mean feature of its training samples that are predicted right. If there are none, it
-    is the mean of all its samples; for a class without samples, the mean of all training samples.
-    """
-    assert data.labels is not None  # checked when --train is opened
-    predicted = (data.features @ data.weight.T + data.bias).argmax(axis=1)
-    is_right = predicted == data.labels
-
-    # Start with the mean of all samples, and replace it for each class that has samples.
-    classes = len(data.weight)
-    patterns = np.tile(data.features.mean(axis=0), (classes, 1))
-    for label in range(classes):
-        is_counted = data.labels == label
-        if (is_counted & is_right).any():
-            is_counted &= is_right
-        if is_counted.any():
-            patterns[label] = data.features[is_counted].mean(axis=0)
-    return {**_classifier(data), "patterns": patterns}
-
-
-@_declare(
-    "she", "minus the product of the features with the predicted class's mean of right training samples", _fit_she
-)
-def _she(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return minus the product of the features with the pattern of the predicted class, [n].
-
-    Source: Zhang et al. 2023 (SHE).
-    """
-    predicted = arrays.argmax(features @ fitted["weight"].T + fitted["bias"], axis=1)
-    products = features * fitted["patterns"][predicted]
-    return -products.sum(axis=1)
-
-
-@_declare("scale", "energy of the logits of the features, scaled by SCALE: none is set to 0", _classifier)
-def _scale(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return the energy of the logits of all features, scaled by a factor from the highest 15 % of them, [n].
-
-    Source: Xu et al. 2024 (SCALE).
-    """
-    dimensions = features.shape[1]
-    number_highest = max(1, dimensions - round(dimensions * SCALE_LEFT_OUT))
-    highest = arrays.highest(features, number_highest)
-    scaled = features * _factor(arrays, features, highest)[:, None]
-    return _energy_of_classified(arrays, fitted, scaled)
 
 
 # --- class texts ------------------------------------------------------------------------------------------------------
