@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import re
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -24,10 +22,8 @@ if TYPE_CHECKING:
 # which may deceive a reader; lone surrogates, which cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
-_ROWS = 8
 _TIMED = "samples"  # the only unit for which a speed (units per second) is shown
 _LEAST_WINDOW_S = 60.0
-_LEAST_MARKS = 8
 _MARK_EVERY_S = 1.0
 _EXPECTED_SHARE = 0.2
 
@@ -162,16 +158,11 @@ class ConsoleLog(Log):
         if self.shows_bars or is_terminal(sys.stderr):
             display = self._open_bars()
         with display as bars:
-            names = list(map(clean, columns))
-            task = Task(self, bars, clean(description), total, clean(unit), names)
+            task = Task(self, bars, clean(description), total, clean(unit), columns)
             try:
                 yield task
-            except BaseException:
-                # The task failed or was interrupted: its rows would vanish with the bars, so write them as lines.
-                task.keep_rows()
-                raise
-            # The task succeeded: its bar goes, and its rows with it, because the verb's answer holds the results.
-            task.hide()
+            finally:
+                task.hide()
 
         # Only a task that succeeded has a last line: what was done, and in how many seconds.
         task.finish()
@@ -201,9 +192,8 @@ class ConsoleLog(Log):
 
 @dataclass
 class Task(Progress):
-    """One task on standard error: a bar on a terminal, else a line every few seconds; and a line at its end.
-
-    Rows of results are shown in a table above the bar. Without a bar, each row is a line.
+    """One task on standard error: a bar on a terminal, else a line every few seconds; a line for each row of results,
+    and one at the end.
 
     Attributes:
         log: writes the lines.
@@ -213,7 +203,6 @@ class Task(Progress):
         unit: the name of a unit, in the plural.
         columns: the names of the columns of its rows.
         note: what is shown beside the bar.
-        rows: the last rows.
     """
 
     log: ConsoleLog
@@ -223,7 +212,6 @@ class Task(Progress):
     unit: str
     columns: Sequence[str]
     note: str = ""
-    rows: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         self._start = time.monotonic()
@@ -237,18 +225,6 @@ class Task(Progress):
         """Remove the bar, if there is one."""
         if self.bars is not None:
             self.bars.remove_task(self._bar)
-
-    def keep_rows(self) -> None:
-        """Write the shown rows as lines, because they vanish together with the bars."""
-        if self.bars is not None:
-            for cells in self.rows:
-                self._say_row(cells)
-
-    def _say_row(self, cells: Sequence[str]) -> None:
-        """Write a row as a line, with each cell after the name of its column; empty cells are left out."""
-        named = zip_longest(self.columns, cells, fillvalue="")
-        texts = [f"{name} {cell}".strip() for name, cell in named if cell]
-        self.log.info(f"{self.description}: {'  '.join(texts)}")
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
@@ -267,14 +243,14 @@ class Task(Progress):
             return
         self._last_line = now
         # E.g. "eval: 640/10000 samples, 5.0 s, 128 samples/s, about 73 s left"; parts that are not known are empty.
-        parts = [self._state(now - self._start), self.speed(), self.time_left("about {} left"), note]
+        left = self.time_left and f"about {self.time_left}"
+        parts = [self._state(now - self._start), self.speed, left, note]
         self.log.info(", ".join(filter(None, parts)))
 
     def row(self, cells: Sequence[str]) -> None:
-        cleaned = tuple(map(clean, cells))
-        self.rows = (*self.rows, cleaned)[-_ROWS:]
-        if self.bars is None:
-            self._say_row(cleaned)
+        named = zip_longest(self.columns, cells, fillvalue="")
+        texts = [f"{name} {cell}".strip() for name, cell in named if cell]
+        self.log.info(f"{self.description}: {'  '.join(texts)}")
 
     def expect(self, seconds: float) -> None:
         self._pace.expected = seconds
@@ -292,15 +268,17 @@ class Task(Progress):
             line += f", {speed(self._done / elapsed, self.unit)}"
         self.log.info(line)
 
+    @property
     def speed(self) -> str:
-        """Return the recent number of samples per second as text; empty for tasks that count other units."""
+        """The recent number of samples per second as text; empty for tasks that count other units."""
         rate = self._pace.rate()
         return "" if self.unit != _TIMED or rate is None else speed(rate, self.unit)
 
-    def time_left(self, words: str = "{} left") -> str:
-        """Return the time that is left, put into ``words`` in place of ``{}``; empty if it cannot be estimated."""
+    @property
+    def time_left(self) -> str:
+        """The time that is left, as ``12 s left``; empty if it cannot be estimated."""
         seconds = self._pace.left(time.monotonic(), self.total)
-        return "" if seconds is None else words.format(duration(seconds))
+        return "" if seconds is None else f"{duration(seconds)} left"
 
     def _state(self, elapsed: float) -> str:
         """Return how many units are done, of how many, and in how many seconds."""
@@ -343,8 +321,8 @@ class Pace:
     def _window(self) -> tuple[float, float]:
         """Return the units that were done in the window, and its length in seconds; zeros without a mark.
 
-        The window ends at the last mark. It is the longest of: the last half of the running time, the last 60 s, and
-        the last 8 marks. E.g. after 300 s it is 150 s long, after 90 s 60 s, and after 40 s the whole time.
+        The window ends at the last mark. It is the longer of the last half of the running time and the last 60 s. E.g.
+        after 300 s it is 150 s long, after 90 s 60 s, and after 40 s the whole time.
         """
         if not self._marks:
             return 0.0, 0.0
@@ -353,14 +331,9 @@ class Pace:
         half_of_its_time = (last_time - start) / 2
         window_start = last_time - max(_LEAST_WINDOW_S, half_of_its_time)
 
-        # By time: the last mark at or before the start of the window, else the first mark. Marks are pairs (time, done)
-        # in order, so infinity makes the search pass a mark at exactly this time.
-        marks_before = bisect_right(self._marks, (window_start, math.inf))
-        first_by_time = max(marks_before - 1, 0)
-
-        # By number: the mark from which on there are _LEAST_MARKS. The earlier of the two begins the window.
-        first_by_number = max(len(self._marks) - _LEAST_MARKS, 0)
-        first_time, done_at_first = self._marks[min(first_by_time, first_by_number)]
+        # It begins at the last mark that is not after this time, else at the first mark.
+        marks_before = (mark for mark in reversed(self._marks) if mark[0] <= window_start)
+        first_time, done_at_first = next(marks_before, self._marks[0])
         return done_at_last - done_at_first, last_time - first_time
 
     def left(self, now: float, total: int | None) -> float | None:
