@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hydractl.api.extract_circuit import extract_circuit
     from hydractl.api.finetune import finetune
     from hydractl.api.fuse import fuse
-    from hydractl.api.making import Calibrated
     from hydractl.api.models import Model, load, open, save
     from hydractl.api.predict import predict
     from hydractl.api.progress import show_progress
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Benchmark",
-    "Calibrated",
     "Circuit",
     "Circuits",
     "Evaluation",
@@ -95,8 +93,6 @@ def __getattr__(name: str) -> Any:
     module_name = "results"  # of every name that is not among the following
     if name in _MODELS:
         module_name = "models"
-    elif name == "Calibrated":
-        module_name = "making"
     elif name == "show_progress":
         module_name = "progress"
     return getattr(import_module(f"hydractl.api.{module_name}"), name)

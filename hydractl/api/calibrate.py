@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from hydractl.api.making import Calibrated, made, place_for_model
+from hydractl.api.making import made, place_for_model
 from hydractl.api.options import (
     AnyModel,
     Arch,
@@ -47,6 +48,9 @@ from hydractl.options.call import (
     checking,
 )
 from hydractl.options.signature import opt
+
+if TYPE_CHECKING:
+    from hydractl.api.models import Model
 
 HEADING = "Calibrating"
 calibrating = partial(opt, group=HEADING)
@@ -103,7 +107,7 @@ def calibrate(
     dtype: Dtype = "float32",
     batch_size: BatchSize = 64,
     whole_last_block: WholeLastBlock = False,
-) -> Calibrated:
+) -> Model:
     """Choose the temperature, the OOD threshold and the OOD score of a model on validation data.
 
     :mod:`hydractl.verbs.calibrate` runs the model on ``val`` and ``ood_val``. A temperature minimises the NLL, a
@@ -117,7 +121,7 @@ def calibrate(
         ood_val: a mapping from names to data, or ``auto``.
 
     Returns:
-        What was chosen; its ``model`` is the calibrated checkpoint. Without ``output`` its file is temporary.
+        The calibrated model; ``result`` holds what was chosen. Without ``output`` its file is temporary.
 
     Raises:
         OutputError: ``output`` exists, and ``force`` is not set.
@@ -144,13 +148,5 @@ def calibrate(
 
     from hydractl.verbs.calibrate import run
 
-    # Compute and write. A program that names no output gets a temporary file.
     folder = place_for_model(call, "calibrated.st")
-    outcome = run(call)
-
-    # A JSON file holds what was chosen, and no model.
-    is_json = any(file.suffix == ".json" for file in outcome.files)
-    checkpoint = None
-    if not is_json:
-        checkpoint = made(call, outcome, folder)
-    return Calibrated(checkpoint, outcome.returned())
+    return made(call, run(call), folder)

@@ -43,6 +43,8 @@ from hydractl.verbs.outcome import Outcome
 class Model:
     """A model that was found and checked by its header, without reading its weights; or several that one call made.
 
+    It is none where ``calibrate`` wrote what it chose as JSON.
+
     Attributes:
         models: each model: its source, its file or name if that alone defines it, and the temporary folder of its file
             if that was given no name.
@@ -70,8 +72,10 @@ class Model:
         """The one model.
 
         Raises:
-            UsageError: there are several models.
+            UsageError: there are several models, or none.
         """
+        if not self.models:
+            raise UsageError("no checkpoint was written", hint="evaluate(..., calibration=FILE) takes what was chosen")
         if len(self.models) > 1:
             raise UsageError(f"{self.name} is {len(self.models)} models", hint="take one of its members")
         return self.models[0].held

@@ -201,17 +201,18 @@ def test_validation_data_of_such_a_file_are_no_test_data_either(capsys: pytest.C
 
 def test_a_checkpoint_may_be_calibrated_to_a_file_too() -> None:
     found = hydractl.calibrate("base.st", temperature=3, ood_score="energy", output="base.json")
-    assert found.temperature == 3 and [file.name for file in found.files] == ["base.json"]
+    assert found.result.calibration.temperature == 3 and [file.name for file in found.result.files] == ["base.json"]
     with pytest.raises(UsageError, match="no checkpoint was written"):
-        _ = found.model
+        _ = found.source
     rows = hydractl.evaluate({"a": "base.st", "b": "hydra.st"}, test="builtin:digits/test", calibration="base.json")
     assert [row.ood_score for row in rows.models] == ["energy", "msp"]
 
 
 def test_in_python_it_is_a_model_too() -> None:
     found = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, temperature=2.5, threshold="score:0.5")
-    assert (found.temperature, found.threshold, found.score) == (2.5, 0.5, None)
-    assert len(found.model.refs) == 1 and "temperature" in str(found)
+    chosen = found.result
+    assert (chosen.calibration.temperature, chosen.threshold.value, chosen.ood_score) == (2.5, 0.5, None)
+    assert len(found.refs) == 1 and "temperature" in str(chosen)
 
 
 def test_a_threshold_is_chosen_without_labels_and_a_temperature_is_not() -> None:
@@ -219,7 +220,7 @@ def test_a_threshold_is_chosen_without_labels_and_a_temperature_is_not() -> None
     np.savez("unlabelled.npz", x=np.stack([np.asarray(dataset[place]) for place in range(60)]))
     labelled = hydractl.calibrate("base.st", val="builtin:digits/val", limit=60, threshold="id:0.1")
     found = hydractl.calibrate("base.st", val="unlabelled.npz", threshold="id:0.1", output="other.st")
-    assert found.threshold == labelled.threshold
+    assert found.result.threshold.value == labelled.result.threshold.value
     with pytest.raises(InputError, match="no label for sample"):
         hydractl.calibrate("base.st", val="unlabelled.npz", temperature="fit", output="third.st")
 
