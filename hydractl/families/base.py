@@ -631,16 +631,6 @@ class ModelFamily(ABC):
         """Return the configuration of the same model with another number of classes."""
         raise UsageError(f"--reset-head: {self.name} models have no classifier of their own")
 
-    def image_classifier(
-        self, config: LibraryConfig, preprocess: Preprocessing, classes: int
-    ) -> tuple[str, LibraryConfig, Preprocessing]:
-        """Return architecture, configuration and preprocessing of a classifier made from a zero-shot model.
-
-        The classifier is the image tower with a new last layer. Its tensors keep the names they have in the tower.
-        """
-        hint = "a CLIPModel or SiglipModel of transformers gets one"
-        raise UsageError(f"--reset-head: {self.name} has no classifier on a tower of images", hint=hint)
-
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
         """Return how many of the texts the model truncates, and the number of tokens that it can take."""
         raise UsageError(f"{self.name} models have a classifier of their own: they read no captions")

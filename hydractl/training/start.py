@@ -85,6 +85,9 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         class_names = named.description.labels
     else:
         # Give the model its classifier and class names; a zero-shot model takes the names from the data.
+        if options.reset_head and start.family.classes(start.description.config) is None:
+            hint = "take its tower of images alone, as CLIPForImageClassification of transformers or a model of timm"
+            raise UsageError(f"--reset-head: {start.name} compares images with texts", hint=hint)
         body = named_by_data(start, options.train, options.limit)
         classifier, train_set = _open_with_classifier(body, options)
         check_labels_are_classes(train_set, classifier)
@@ -274,66 +277,29 @@ def with_new_head(source: Source, labels: list[str] | None, classes: int, seed: 
     """Return the model with a classifier of zeros for these classes, and with all other tensors a classifier needs.
 
     Args:
-        source: a classifier, a body, or a zero-shot model, of which only the image encoder stays.
+        source: a classifier, or a body.
         labels: names of the classes, or None if they have no names.
         classes: the number of classes.
         seed: draws what else a body lacks (e.g. a pooler, a dense layer before the last), in the way of its library.
-
-    Raises:
-        UsageError: the model is a zero-shot model whose library has no such classifier.
     """
-    is_zero_shot = source.family.classes(source.description.config) is None
-    body = _image_tower(source, classes) if is_zero_shot else source
-    family = body.family
+    family = source.family
 
     # `expected` has every tensor of the new architecture. The classifier itself starts from zeros.
-    config = family.with_classes(body.description.config, classes)
+    config = family.with_classes(source.description.config, classes)
     expected = stock_tensors(family, config)
-    head = _classifier_tensors(body, expected, "--reset-head")
+    head = _classifier_tensors(source, expected, "--reset-head")
     new_tensors = {name: torch.zeros(tensor.shape) for name, tensor in head.items()}
 
     # Other tensors that the body lacks are drawn, since they could not learn from zeros.
-    names_before = set(body.tensors.names())
+    names_before = set(source.tensors.names())
     lacking = expected.keys() - names_before - head.keys()
     if lacking:
         initial = family.initial(config, seed)
         for name in lacking:
             new_tensors[name] = initial[name]
-    description = replace(body.description, config=config, labels=None if labels is None else list(labels))
-    tensors = _with_new_tensors(body, new_tensors)
-    return replace(body, description=description, tensors=tensors)
-
-
-def _image_tower(source: Source, classes: int) -> Source:
-    """Return the image encoder of a zero-shot model, as a classifier whose last layer is still missing.
-
-    Args:
-        source: a model that compares images with texts.
-        classes: the number of classes of the classifier.
-    """
-    family = source.family
-    description = source.description
-    arch, config, preprocess = family.image_classifier(description.config, description.preprocess, classes)
-
-    # Keep the heads of the attention layers (sites) that the image encoder has; heads that were pruned stay pruned.
-    paths = [site.path for site in family.sites(config)]
-    mask = description.mask.at(paths)
-
-    # Keep the tensors that both have: those of the image encoder. They are read from the file when they are needed.
-    names_of_classifier = set(stock_tensors(family, config))
-    shared_names = names_of_classifier & set(source.tensors.names())
-    infos = {name: source.tensors.info(name) for name in shared_names}
-    tensors = MappedTensors(infos, source.tensors.read)
-    description_of_tower = replace(
-        description,
-        arch=arch,
-        config=config,
-        preprocess=preprocess,
-        masks=[mask],
-        kind="dense" if mask.is_full else "pruned",
-        prompt=None,
-    )
-    return replace(source, description=description_of_tower, tensors=tensors)
+    description = replace(source.description, config=config, labels=None if labels is None else list(labels))
+    tensors = _with_new_tensors(source, new_tensors)
+    return replace(source, description=description, tensors=tensors)
 
 
 def with_drawn_head(source: Source, seed: int) -> Source:
@@ -360,20 +326,10 @@ def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: s
     Raises:
         UsageError: the architecture has no classifier.
     """
-    head = {}
-    for name, tensor in tensors.items():
-        if source.family.has_role(name, "head"):
-            head[name] = tensor
-    if head:
-        return head
-
-    # There is no classifier; a zero-shot model can get one.
-    description = source.description
-    hint = None
-    is_zero_shot = source.family.classes(description.config) is None
-    if is_zero_shot:
-        hint = "add --reset-head"
-    raise UsageError(f"{option}: {description.arch} has no classifier that can be made anew", hint=hint)
+    head = {name: tensor for name, tensor in tensors.items() if source.family.has_role(name, "head")}
+    if not head:
+        raise UsageError(f"{option}: {source.description.arch} has no classifier that can be made anew")
+    return head
 
 
 def _with_new_tensors(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:

@@ -16,8 +16,6 @@ from hydractl.errors import InputError
 from hydractl.families import get_family
 from hydractl.model.loading import build_model
 from hydractl.model.source import open_source, with_labels
-from hydractl.model.stored import check_tensors
-from hydractl.training.start import with_drawn_head, with_new_head
 from tests.pico import (
     LABELS,
     TEMPLATES,
@@ -27,9 +25,7 @@ from tests.pico import (
     keeping,
     logits,
     published,
-    shared_source,
     shared_stock,
-    zero_columns,
 )
 from tests.pico_hf_clip import HF_CLIP, publish_hf_clip, tokenizer_of
 from tests.spread import marked_long
@@ -125,28 +121,6 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     first[:, 8:16] = 0
     second.zero_()
     close(build_model(pruned).member_logits(inputs(variant))[0], logits(without, inputs(variant)))
-
-
-@pytest.mark.parametrize("variant", ["hf-clip", *marked_long(["hf-siglip", "hf-metaclip2"])])
-@torch.no_grad()
-def test_a_zero_shot_model_gets_a_classifier_on_its_image_tower(variant: str, tmp_path: Path) -> None:
-    zero_shot = shared_source(variant)
-    pruned = keeping(zero_shot, [[0, 2], [1], [0]])
-    classifier = with_drawn_head(with_new_head(pruned, None, 7), seed=3)
-    assert classifier.classes == 7
-    assert classifier.description.mask.counts() == [2, 1]
-    check_tensors("made", classifier.tensors, FAMILY, classifier.description, classifier.sites)
-    name = HF_CLIP[variant][0].replace("Model", "ForImageClassification")
-    assert classifier.description.arch == name
-
-    stock_config = shared_stock(variant).config
-    config = type(stock_config)(**stock_config.to_dict() | {"num_labels": 7})
-    library = getattr(transformers, name)._from_config(config).eval()
-    unpruned = with_drawn_head(with_new_head(zero_shot, None, 7), seed=3)
-    library.load_state_dict(tensors_of(unpruned.tensors))
-    removed = [head for head in pruned.description.mask.removed_heads if head[0].startswith("vision")]
-    batch = inputs(variant)
-    close(build_model(classifier).member_logits(batch)[0], logits(zero_columns(library, removed), batch))
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------

@@ -504,18 +504,6 @@ class HFEncoder(ModelFamily):
         changed["num_labels"] = classes
         return changed
 
-    def image_classifier(
-        self, config: LibraryConfig, preprocess: Preprocessing, classes: int
-    ) -> tuple[str, LibraryConfig, Preprocessing]:
-        """Return transformers' own image classifier, e.g. CLIPForImageClassification, which pools all patches."""
-        name = class_name(config).replace("Model", "ForImageClassification")
-        classifier_config = dict(config)
-        classifier_config["architectures"] = [name]
-        classifier_config["num_labels"] = classes
-        image_preprocess = dict(preprocess)
-        image_preprocess.pop("texts", None)
-        return name, classifier_config, image_preprocess
-
     def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
         """Return the configuration with ``heads`` heads, and with ``head_dim``, which vision transformers read.
 
