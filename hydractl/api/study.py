@@ -86,6 +86,14 @@ def study(
         split=True,
     ),
     max_drop: float = in_study("Accuracy that may be lost on validation data", default=0.01, at_least=0, at_most=1),
+    time: str | None = in_study(
+        "Time that the study may take, such as 10m, 1h or 8h; where an estimate is longer, the search is "
+        "approximated, takes fewer samples, and rows are left out; the plan says what [default: no limit]",
+        metavar="TIME",
+        pattern=r"[0-9]{1,6}[smh]",
+        example="90s, 10m or 8h",
+        often=True,
+    ),
     search_samples: int | None = in_study(
         "Samples of each set in the search [samples; default: half of the validation data]", at_least=2
     ),

@@ -294,4 +294,5 @@ class StudyAnswer(Result):
     """The commands in order, without `hydractl`."""
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
     latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; of what is shown.", [])
+    cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
     seconds: float | None = optional("About how long it takes; of a dry run.")

@@ -213,7 +213,7 @@ VERBS: dict[str, Verb] = {
   # everything, with a verdict
   hydractl study vit.st --train train/ --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz -o runs/vit
   # what would be run, and how long it would take
-  hydractl study vit.st --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz --dry-run
+  hydractl study vit.st --val val/ --ood-val textures/ --test test/ --ood svhn:far=svhn.npz --time 1h --dry-run
 """,
         prints_table=True,
     ),

@@ -285,10 +285,11 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
 
 
 def planned_study(plan: StudyAnswer, width: int) -> RenderableType:
-    """Return the plan of a study: its numbered commands, and how long it takes."""
+    """Return the plan of a study: its numbered commands, what is cut to stay within the time, and how long it takes."""
     lines = []
     for step_number, argv in enumerate(plan.steps, 1):
         lines.append(_command_as_typed([f"{step_number}.", "hydractl", *argv], width))
+    lines += [f"to stay within the budget, {text}" for text in plan.cut or ()]
     lines.append(f"the study takes about {duration_text(plan.seconds or 0.0)}")
     return Group(*map(Text, lines))
 

@@ -12,6 +12,7 @@ from hydractl.methods.study_rows import MEMBERS
 from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
 from hydractl.options.command import Command
 from hydractl.studies.request import Options, StudyRequest
+from hydractl.studies.scale import Scale
 from hydractl.studies.steps import Step
 
 _OF_A_MODEL = ("device", "labels", "prompt", "arch", "seed")
@@ -32,12 +33,6 @@ _OF_SAMPLES = ("limit", "on_bad", "seed")
 
 SHARED = {name for names in _SHARED.values() for name in names}
 """All options that steps of any verb share with the study."""
-
-THREE = ("acc", "ood", "avg")
-"""The objectives of the paper's three circuits."""
-
-_NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
-"""The names of ``--rows`` that need circuits for three objectives."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class Plan:
 
     Attributes:
         request: what is asked of the study.
-        kinds: the names of ``--rows`` that are made, in the order of the table.
+        scale: which rows there are, and how large the search is.
         folder: the folder of the study.
         heads: by site, the number of its heads, for the sites that heads may be removed from.
         late: the sites in the last third of each tower.
@@ -81,7 +76,7 @@ class Plan:
     """
 
     request: StudyRequest
-    kinds: Sequence[str]
+    scale: Scale
     folder: Path
     heads: Mapping[int, int]
     late: Sequence[int]
@@ -152,24 +147,21 @@ class Plan:
     # --- searches -----------------------------------------------------------------------------------------------------
 
     @property
-    def objectives(self) -> Sequence[str]:
-        """The objectives of the search."""
-        return THREE if _NEED_THREE.intersection(self.kinds) else ("avg",)
-
-    @property
     def search_of_circuits(self) -> Step:
         """The step that searches the circuits of all objectives, with a file for each.
 
         It removes as many heads as the row that needs most; the other rows use only its first removals. That is a
         quarter of the heads for one objective (whole-avg), and a third for three (circuits).
         """
-        part = 1 / 4 if len(self.objectives) == 1 else 1 / 3
-        return self._search("circuit", self.objectives, self.share(part))
+        objectives = self.scale.objectives
+        part = 1 / 4 if len(objectives) == 1 else 1 / 3
+        return self._search("circuit", objectives, self.share(part))
 
     def circuit(self, objective: str) -> Path:
         """Plan the search of circuits, and return the file of the circuit of an objective."""
         search = self.add(self.search_of_circuits)
-        return search.outputs[self.objectives.index(objective)]
+        index = self.scale.objectives.index(objective)
+        return search.outputs[index]
 
     def late_circuit(self) -> tuple[Path, int]:
         """Return the file of a circuit of the late sites (attention layers) alone, and how many heads it removes.
@@ -199,12 +191,10 @@ class Plan:
             "budget": budget,
         }
         # What makes the search faster; None for an exact search, and for all samples.
-        request = self.request
-        samples = request.search_samples or request.limit
-        if request.approx is not None:
-            arguments["approx"] = request.approx
-        if samples is not None:
-            arguments["limit"] = samples
+        if self.scale.approx is not None:
+            arguments["approx"] = self.scale.approx
+        if self.scale.samples is not None:
+            arguments["limit"] = self.scale.samples
         arguments |= {**sites, "resume": True}
 
         # One file, or of several objectives a file for each: circuit.acc.json, circuit.ood.json, circuit.avg.json.

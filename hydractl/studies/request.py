@@ -15,6 +15,7 @@ from hydractl.options.signature import OF_A_TERMINAL
 Options = Mapping[str, object]
 """The values of options of a verb, by the names of its parameters."""
 
+_UNITS = {"s": 1, "m": 60, "h": 3600}
 _NAMED = re.compile(r"[\w.+-]+(:(near|far))?=")
 
 
@@ -59,7 +60,7 @@ def decisive_settings(values: Options) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRequest:
-    """What is asked of a study, and how its commands run.
+    """What decides the findings of a study, and how its commands run.
 
     Attributes:
         model: the MODEL.
@@ -67,6 +68,7 @@ class StudyRequest:
         ood_val, ood: the OOD validation sets, and the OOD test sets.
         rows: names of rows; ``default`` stands for several.
         max_drop: accuracy that may be lost on the validation data.
+        time: how long it may take, such as ``8m``; None for no limit.
         search_samples: samples of each set in the search; None for half of the validation data.
         approx: the approximation of the search; None for an exact one.
         fit_samples: training samples that OOD scores on features are fitted to.
@@ -78,6 +80,7 @@ class StudyRequest:
         on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
         timed: whether the latency of ``best.st`` is measured.
         has_ood_val, has_ood: whether somebody gave these; else they are made, and nothing is chosen by them.
+        decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
         given: the options that somebody gave, of those that its steps share with a study, by name.
     """
 
@@ -89,6 +92,7 @@ class StudyRequest:
     ood: Sequence[OodSet]
     rows: Sequence[str]
     max_drop: float
+    time: str | None
     search_samples: int | None
     approx: str | None
     fit_samples: int
@@ -104,6 +108,7 @@ class StudyRequest:
     timed: bool
     has_ood_val: bool
     has_ood: bool
+    decisive: Options
     given: Options
 
     def in_memory(self) -> list[str]:
@@ -134,3 +139,9 @@ class StudyRequest:
     def made_of_val(self) -> DataSpec:
         """The OOD samples that are made of the samples of ``--val``."""
         return self.val.with_setting(f"ood={AUTO}")
+
+    def seconds(self) -> float | None:
+        """Return the ``--time`` in seconds; None if it is not given."""
+        if self.time is None:
+            return None
+        return float(self.time[:-1]) * _UNITS[self.time[-1]]

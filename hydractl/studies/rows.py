@@ -13,7 +13,8 @@ from hydractl.errors import InputError
 from hydractl.expressions.models import ModelRef
 from hydractl.methods import rows_of_methods
 from hydractl.methods.study_rows import MEMBERS, AsMeasured, ByOneTraining, BySeeds, ByTraining, StudyRow
-from hydractl.studies.plan import THREE, Plan, Row, half
+from hydractl.studies.plan import Plan, Row, half
+from hydractl.studies.scale import THREE
 
 _NOTHING_AVERAGED = "none"
 """The value of ``fuse --merge`` for the rivals: their authors run each member as it was trained. Rows of pruned members

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.fingerprints import incomparable
 from hydractl.files.study_answer import StudyAnswer, TimeRatio
 from hydractl.heads.mask import Site
-from hydractl.jsonio import differences, read_json_file, shown
+from hydractl.jsonio import canonical_json, differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.model.matching import only_one, sites_of
@@ -32,6 +33,7 @@ from hydractl.studies.plan import SHARED, Plan
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS, asked_for
 from hydractl.studies.rule import SINGLE
+from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
 from hydractl.studies.tested import test_rows
@@ -39,7 +41,7 @@ from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
-PLAN = "hydractl.study-plan/7"
+PLAN = "hydractl.study-plan/6"
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
@@ -71,6 +73,7 @@ def run(call: Call) -> Outcome:
         ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
         has_ood_val=bool(values["ood_val"]),
         has_ood=bool(values["ood"]),
+        decisive=decisive_settings(values),
         given={name: values[name] for name in SHARED if call.rank(name)},
     )
 
@@ -84,20 +87,17 @@ def run(call: Call) -> Outcome:
 
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
-    plan = _plan_study(sets, source, folder)
     if values["dry_run"]:
+        plan, seconds = _plan_within_time(sets, source, folder, log_once)
         # The commands, with the last row in place of the best one.
         commands = [step.command.words() for step in plan.outline()]
-        time = in_all(step_seconds(plan, sets, len(source.sites)))
-        return Outcome(StudyAnswer.planned(steps=commands, seconds=time, warnings=sets.warnings))
+        time = in_all(seconds)
+        return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
 
     # Begin the folder, or go on in it, and run the steps. Data that were decoded are kept for the steps in memory.
     announce_reading([source], log_once)
     try:
-        is_new = _claim_folder(folder, {"model": source.sha256, **decisive_settings(values)}, sets)
-        seconds = step_seconds(plan, sets, len(source.sites))
-        if is_new:
-            log.info(f"the study takes about {duration_text(in_all(seconds))} of processor time")
+        plan, seconds = _claim_folder(request, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
             return _carry_out(plan, seconds, source, sets.warnings, log_once)
     except KeyboardInterrupt:
@@ -107,8 +107,8 @@ def run(call: Call) -> Outcome:
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def _kinds_asked_for(request: StudyRequest, source: Source) -> list[str]:
-    """Return the names of ``--rows`` (models to compare) that the settings ask for, in the order of the table.
+def _asked_scale(request: StudyRequest, source: Source) -> Scale:
+    """Return the scale (which rows, and how large a search) that the settings ask for.
 
     Without training data, ``default`` leaves out the rows (models to compare) that need them. A row that was named
     itself is refused.
@@ -133,11 +133,11 @@ def _kinds_asked_for(request: StudyRequest, source: Source) -> list[str]:
             f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
             hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
         )
-    return rows
+    return Scale(rows, request.approx, request.search_samples or request.limit)
 
 
-def _plan_study(sets: StudySets, source: Source, folder: Path) -> Plan:
-    """Return the plan of a study: its rows (models to compare), and the steps that make and measure them.
+def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
+    """Return the plan of a study of this scale: its rows (models to compare), and the steps that make and measure them.
 
     Nothing runs here.
     """
@@ -148,7 +148,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path) -> Plan:
     kept = source.description.mask.kept
     plan = Plan(
         request=request,
-        kinds=_kinds_asked_for(request, source),
+        scale=scale,
         folder=folder,
         heads={source.sites.index(site): len(kept[site.path]) for site in sites},
         late=[source.sites.index(site) for site in _late_sites(sites)],
@@ -156,7 +156,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path) -> Plan:
         fitted=_options_of_feature_scores(sets, source),
         allow_seen=incomparable(source.description.seen) is not None,
     )
-    for name in plan.kinds:
+    for name in scale.rows:
         KINDS[name].make(plan)
     return plan
 
@@ -221,49 +221,64 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
 # --- the folder -------------------------------------------------------------------------------------------------------
 
 
-def _claim_folder(folder: Path, decisive: Mapping[str, object], sets: StudySets) -> bool:
-    """Return whether a study begins in a folder; False where it goes on with one that was begun there.
+def _claim_folder(
+    asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log
+) -> tuple[Plan, StepSeconds]:
+    """Return the plan of a study and the estimated seconds of each of its steps; the folder is created if it is new.
 
-    ===========================  ================================================
-    the folder has a plan file   it must be that of the same study
+    ===========================  ==========================================================
+    the folder has a plan file   the same study must be asked for; it goes on with that plan
     it has other files           an error
-    it is new or empty           it is created, and the plan file is written
-    ===========================  ================================================
+    it is new or empty           a plan is made, and its file written
+    ===========================  ==========================================================
+
+    The plan file has the scale: which rows (models to compare) there are, and how large the search is.
 
     Args:
+        asked: what the command asks of the study.
+        sets: the data of the study, with the request as it follows from them.
+        source: the model.
         folder: the folder of the study; it is created if it does not exist.
-        decisive: the model and the settings that decide the findings.
-        sets: the data of the study.
+        log: receives how long a new study takes, and what was cut to stay within ``--time``.
 
     Raises:
-        InputError: the plan file is none.
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
+    decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Hidden files may be left over from a study that was killed before it wrote its plan.
         holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
-        _check_same_study(plan_file, decisive, sets)
-        return False
+        plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets, source))
+        return plan, step_seconds(plan, sets, len(source.sites))
     if holds_files:
         raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
+
+    plan, seconds = _plan_within_time(sets, source, folder, log)
+    log.info(f"the study takes about {duration_text(in_all(seconds))} of processor time")
+    for text in plan.scale.cut:
+        log.info(f"to stay within --time {asked.time}, {text}")
     with Output(plan_file) as output:
-        write_json(output, {"schema": PLAN, "settings": decisive, "data": sets.fingerprints})
-    return True
+        scale = asdict(plan.scale)
+        write_json(output, {"schema": PLAN, "settings": decisive, "data": sets.fingerprints, "scale": scale})
+    return plan, seconds
 
 
-def _check_same_study(path: Path, decisive: Mapping[str, object], sets: StudySets) -> None:
-    """Check that the study that was begun before, with this plan file, is the one that is asked for now.
+def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source) -> Scale:
+    """Return the scale of a study that was begun before, after a check that the same study is asked for now.
+
+    The scale says which rows a study has and how large its search is; ``--time`` may have made it smaller.
 
     Args:
-        path: the plan file.
+        path: the plan file of the study.
         decisive: the model and the settings that decide the findings, as they are now.
         sets: the data, as they are now.
+        source: the model.
 
     Raises:
-        InputError: the file is not a plan of a study.
+        InputError: the file is not a plan of a study, or these settings cannot lead to its scale.
         OutputError: the study was begun with other settings or data; it lists the differences.
     """
     document = read_json_file(str(path))
@@ -284,6 +299,37 @@ def _check_same_study(path: Path, decisive: Mapping[str, object], sets: StudySet
         if changes:
             hint = f"give the {what} it was begun with, or name another folder with -o"
             raise OutputError(f"{path.parent} holds a study of other {what}", hint=hint, problems=changes)
+
+    # Find the scale among those that the settings allow, rather than trust what the file says.
+    scale_in_file = canonical_json(document.get("scale"))
+    for scale in smaller(_asked_scale(sets.request, source)):
+        if canonical_json(asdict(scale)) == scale_in_file:
+            return scale
+    raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
+
+
+# --- how long it takes ------------------------------------------------------------------------------------------------
+
+
+def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -> tuple[Plan, StepSeconds]:
+    """Return the plan of the largest study that keeps to ``--time``, and the seconds of each step by its files.
+
+    The scale says which rows (models to compare) there are, and how large the search is. It is made smaller until the
+    estimate keeps to the time. If none does, the smallest is returned, with a warning: evaluations are not cut.
+    """
+    request = sets.request
+    most_seconds = request.seconds()
+    for scale in smaller(_asked_scale(request, source)):
+        plan = _plan_study(sets, source, folder, scale)
+        seconds = step_seconds(plan, sets, len(source.sites))
+        if most_seconds is None or in_all(seconds) <= most_seconds:
+            return plan, seconds
+    # The last scale that was tried is the smallest.
+    log.warn(
+        f"the smallest study takes longer than --time {request.time}, about {duration_text(in_all(seconds))}: "
+        "evaluations are not cut, which --limit, --fit-samples and --bootstrap make smaller"
+    )
+    return plan, seconds
 
 
 # --- carrying it out --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hydractl.options.command import Command
 from hydractl.studies.plan import Plan
 from hydractl.studies.rows import KINDS
+from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.steps import Step, script
 from tests.calls import study_request
 
@@ -26,7 +28,8 @@ DATA: dict[str, Any] = {
 
 def planned(heads: dict[int, int], *rows: str, has_classifier: bool = True, **asked: Any) -> Plan:
     """A plan with these rows, of a model with so many heads by site."""
-    plan = Plan(study_request(**DATA, **asked), rows, Path("out"), heads, [max(heads)], has_classifier)
+    scale = Scale(rows, approx=None, samples=None)
+    plan = Plan(study_request(**DATA, **asked), scale, Path("out"), heads, [max(heads)], has_classifier)
     for name in rows:
         KINDS[name].make(plan)
     return plan
@@ -122,12 +125,12 @@ def test_a_deep_ensemble_starts_from_the_checkpoint_with_new_classifiers_where_t
     assert starts("deep-random", True) == starts("deep-random", False) == {"random"}
 
 
-def test_a_search_is_exact_and_takes_half_of_the_validation_data_unless_it_is_asked_to_be_shorter() -> None:
-    for asked, options in (
-        ({}, {}),
-        ({"limit": "90"}, {"limit": 90}),
-        ({"limit": "90", "search_samples": "40", "approx": "lazy:8"}, {"limit": 40, "approx": "lazy:8"}),
-    ):
-        plan = planned({0: 4}, "whole-avg", **asked)
-        (search,) = (step.command.arguments for step in plan.steps if step.command.verb == "extract-circuit")
-        assert {name: search[name] for name in ("limit", "approx") if name in search} == options
+@pytest.mark.parametrize("asked", [None, 5000, 700, 150, 90])
+def test_each_smaller_study_says_what_is_left_out_and_nothing_else(asked: int | None) -> None:
+    scales = list(smaller(Scale(rows=["whole-avg"], approx=None, samples=asked)))
+    for before, after in itertools.pairwise(scales):
+        assert len(after.cut) == len(before.cut) + 1
+        assert (before.rows, before.approx, before.samples) != (after.rows, after.approx, after.samples)
+        if after.samples != before.samples:
+            assert f"takes {after.samples} samples" in after.cut[-1]
+    assert scales[-1].samples == min(asked or 150, 150)

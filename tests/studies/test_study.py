@@ -535,6 +535,9 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     assert study(**{"--max-drop": "0.5"}) == 5
     assert "max_drop: 0.01 in the folder, 0.5 now" in capsys.readouterr().err
     plan = read_json(copy / "runs/plan.json")
+    for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
+        (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
+        assert study() == 3 and "its scale is none that" in capsys.readouterr().err
     (copy / "runs/plan.json").write_text(json.dumps({**plan, "schema": "hydractl.study-plan/2"}))
     assert study() == 3
     assert (
@@ -600,7 +603,7 @@ def test_sets_are_compared_before_the_first_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study.step_seconds", None)  # nothing is run
+    monkeypatch.setattr("hydractl.verbs.study._plan_within_time", None)  # nothing is run
     np.savez("mixed.npz", **{key: value[:44] for key, value in stack("seen", "noise", "noise").items()})
     np.savez("one.npz", x=np.zeros((1, 8, 8), dtype=np.uint8))
     for dry in (["--dry-run"], []):
@@ -679,7 +682,7 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
         raise KeyboardInterrupt
 
     shutil.rmtree(copy / "runs")
-    monkeypatch.setattr("hydractl.verbs.study.write_json", stop)
+    monkeypatch.setattr("hydractl.verbs.study._plan_within_time", stop)
     assert study() == 130
     (copy / "runs/.plan.json.hydractl-tmp").touch()
     monkeypatch.undo()
@@ -688,13 +691,14 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
     assert study() == 130 and (copy / "runs/plan.json").exists()
 
 
-def test_a_dry_run_writes_nothing(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_writes_nothing_and_a_budget_leaves_out(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(copy / "runs")
-    assert study("--dry-run", "--json", "--approx", "lazy:8", **{"--rows": "whole-avg"}) == 0
+    assert study("--dry-run", "--json", "--time", "0s", **{"--rows": "default"}) == 0
     document = json.loads(capsys.readouterr().out)
-    assert not (copy / "runs").exists() and document["seconds"] > 0
-    (search,) = (step for step in document["steps"] if step[0] == "extract-circuit")
+    assert not (copy / "runs").exists()
+    search = next(step for step in document["steps"] if step[0] == "extract-circuit")
     assert "lazy:8" in search and search[search.index("--objective") + 1] == "avg"
+    assert any("whole-three" in text for text in document["cut"])
 
 
 @pytest.mark.long
@@ -881,7 +885,7 @@ def test_every_cell_of_the_table_is_shown_on_a_narrow_terminal() -> None:
         words = shown(document, width).split()
         for row in document["rows"]:
             assert {row["name"], row["score"], f"{row['test']['ood_avg']['fpr95']:.3f}"} <= set(words)
-    plan = StudyAnswer.planned(steps=document["steps"], seconds=1.0)
+    plan = StudyAnswer.planned(steps=document["steps"], cut=[], seconds=1.0)
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(render(plan, 80))
     typed = shlex.split(console.export_text().replace("\\\n", ""))  # as a shell reads it

@@ -9,6 +9,7 @@ import pytest
 
 from hydractl.studies.plan import Plan
 from hydractl.studies.rows import KINDS
+from hydractl.studies.scale import Scale
 from tests.calls import study_request
 from tests.image_data import write_images
 from tests.running import run
@@ -32,7 +33,7 @@ def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:
         train="train.npz", val="val.npz", ood_val=["seen.npz"], test="test.npz", ood=["a=noise.npz"]
     )
     for name in ROWS:
-        plan = Plan(request, [name], Path("out"), {0: 4, 1: 4}, [0, 1])
+        plan = Plan(request, Scale([name], None, None), Path("out"), {0: 4, 1: 4}, [0, 1])
         KINDS[name].make(plan)
         assert [row.name for row in plan.rows] == [name]
         fusions = [step.command for step in plan.steps if step.command.verb == "fuse"]
