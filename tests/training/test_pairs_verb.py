@@ -137,6 +137,11 @@ REFUSED: dict[str, tuple[list[str], int, str]] = {
     "images": (["finetune", "clip", "--train", "val", "--loss", "contrastive"], 2, "needs pairs of images"),
     "no loss": (["finetune", "clip", "--train", "captions:pairs.jsonl"], 2, "captions need --loss contrastive"),
     "a head to draw": ([*TRAIN, "clip", "--init", "head"], 2, "--init head: CLIP has no classifier"),
+    "a head of zeros": (
+        ["finetune", "clip", "--train", "val", "--reset-head"],
+        2,
+        "--reset-head: clip compares images with texts",
+    ),
     "too few": ([*TRAIN, "clip", "--batch-size", "97"], 3, "has 96 pairs, and a step compares 97"),
     "captions to validate": (
         [*TRAIN, "clip", "--val", "captions:pairs.jsonl"],

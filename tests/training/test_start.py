@@ -126,10 +126,6 @@ def test_dropout_in_each_layer(variant: str) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (
-            lambda clip: with_new_head(clip, ["a"], 1),
-            "--reset-head: pico compares images with texts",
-        ),
         (lambda clip: with_drawn_head(clip, 0), "--init head: .* has no classifier"),
         (lambda clip: with_dropout(clip, 0.1), "--dropout: open_clip models have no dropout"),
     ],
