@@ -20,7 +20,7 @@ from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, row_keys
 from hydractl.metrics.samples import Samples
 
-_KEYED_BY_DATA = ("ood", "diversity", "roc", "scores", "ood_flagged", "corruptions", "seen")
+_KEYED_BY_DATA = ("ood", "diversity", "scores", "ood_flagged", "corruptions", "seen")
 """The objects in a row whose keys are names of data sets or groups, for which there are no sentences."""
 
 
@@ -170,7 +170,6 @@ def sentences() -> dict[str, str]:
         "probability": "p = mean over members of the softmax of each member's logits, in float64"
         " (never of the logits).",
         **_sentences_on("id"),
-        "risk_coverage": curves.RISK_COVERAGE,
         **_sentences_on("ood"),
         # Their keys are also keys of other metrics.
         "errors": " ".join([errors.CONVENTION, *(f"{key}: {text}" for key, text in _sentences_on("errors").items())]),

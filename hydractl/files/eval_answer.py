@@ -153,24 +153,6 @@ class ReliabilityCurve(CurveRecord):
     """Upper end of the interval of the accuracy; null of an empty bin."""
 
 
-class RiskCoverageCurve(CurveRecord):
-    """Risk over coverage, by confidence."""
-
-    coverage: Sequence[float]
-    """Shares of samples that are answered, ascending."""
-    risk: Sequence[float]
-    """Share of wrong answers among them."""
-
-
-class RocCurve(CurveRecord):
-    """The ROC curve of an OOD set."""
-
-    fpr: Annotated[Sequence[float], Field(min_length=1)]
-    """Shares of ID samples that are flagged."""
-    tpr: Annotated[Sequence[float], Field(min_length=1)]
-    """Shares of OOD samples that are flagged."""
-
-
 class ScoreHistograms(CurveRecord, extra="allow"):
     """Histograms of OOD scores: `edges`, and by data set the number of samples in each bin."""
 
@@ -191,10 +173,6 @@ class EvalCurves(Record):
 
     reliability: ReliabilityCurve | None = None
     """The reliability diagram of labelled ID samples."""
-    risk_coverage: RiskCoverageCurve | None = None
-    """Risk over coverage of labelled ID samples."""
-    roc: Mapping[str, RocCurve] | None = None
-    """By OOD set its ROC curve."""
     scores: ScoreHistograms | None = None
     """Histograms of OOD scores."""
 

@@ -1,4 +1,4 @@
-"""The curves of one model: reliability, risk-coverage, ROC and score histograms."""
+"""The curves of one model: reliability and score histograms."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hydractl.files.eval_answer import EvalCurves, ReliabilityCurve, RiskCoverageCurve, RocCurve, ScoreHistograms
+from hydractl.files.eval_answer import EvalCurves, ReliabilityCurve, ScoreHistograms
 from hydractl.metrics.confidence import share_interval
-from hydractl.metrics.ood import curve_of
 from hydractl.metrics.probabilities import Floats, check_finite
 from hydractl.metrics.samples import BINS, Samples, bin_edges
 
@@ -16,19 +15,9 @@ SCORE_BINS = 40
 _WIDTHS_BEYOND = 3
 """How far bins of scores reach beyond the ID scores, in widths of these."""
 
-POINTS = 201
-"""The largest number of points of a curve."""
-
-RISK_COVERAGE = (
-    "Error rate (risk) among the i most confident samples against i/N (coverage), at no more than 201"
-    " evenly spaced i, the first and the last among them; samples of equal confidence stay in data order."
-)
-
 CONVENTIONS = {
     "reliability": "The bins of ece: edges, samples, mean confidence and accuracy of each, and the Wilson 95 % interval"
     " of the accuracy (low, high); null where a bin is empty.",
-    "roc": "Share of OOD samples flagged (tpr) against share of ID samples flagged (fpr), from (0, 0) to (1, 1); of"
-    " more than 201 points those are kept that are evenly spaced along fpr + tpr.",
     "scores": "In curves, histograms of the OOD score: 40 bins of equal width, [edge_k, edge_k+1), the last one"
     " closed. Beyond the 1 % and the 99 % quantile of the ID scores they reach three times as far as these are apart,"
     " at most to the lowest and the highest score of all data sets; the outer bins hold what lies further out. Beside"
@@ -37,28 +26,22 @@ CONVENTIONS = {
 
 
 def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
-    """Return all curves of a model; ``roc`` and ``scores`` are None if the model has no OOD score.
+    """Return all curves of a model; ``scores`` is None if the model has no OOD score.
 
     Args:
-        inside: the ID samples; without labels or without samples, ``reliability`` and ``risk_coverage`` are None.
+        inside: the ID samples; without labels or without samples, ``reliability`` is None.
         outside: the samples of each OOD data set, by its name.
     """
-    reliability = risk_coverage = None
+    reliability = None
     if inside.labels is not None and len(inside) > 0:
         reliability = reliability_bins(inside)
-        risk_coverage = risk_coverage_points(inside)
     if inside.score is None:  # then the OOD sets have none, too
-        return EvalCurves(reliability=reliability, risk_coverage=risk_coverage)
-    roc = {}  # the curve against each OOD set; sets without samples are left out
+        return EvalCurves(reliability=reliability)
     ood_scores = {}
     for name, samples in outside.items():
         assert samples.score is not None
         ood_scores[name] = samples.score
-        points = roc_points(inside.score, samples.score)
-        if points is not None:
-            roc[name] = points
-    scores = histograms(inside.score, ood_scores)
-    return EvalCurves(reliability=reliability, risk_coverage=risk_coverage, roc=roc, scores=scores)
+    return EvalCurves(reliability=reliability, scores=histograms(inside.score, ood_scores))
 
 
 def reliability_bins(samples: Samples) -> ReliabilityCurve:
@@ -86,73 +69,6 @@ def reliability_bins(samples: Samples) -> ReliabilityCurve:
     return ReliabilityCurve(
         edges=bin_edges().tolist(), n=sizes.tolist(), confidence=confidence, accuracy=accuracy, low=low, high=high
     )
-
-
-def risk_coverage_points(samples: Samples) -> RiskCoverageCurve:
-    """Return the risk-coverage curve of labelled samples: the error rate among the i most confident against i/N.
-
-    It has at most 201 points, at evenly spaced i from 1 to N.
-    """
-    n = len(samples)
-    evenly_spaced = np.linspace(1, n, min(n, POINTS))
-    whole_numbers = evenly_spaced.round().astype(np.int64)
-    most_confident = np.unique(whole_numbers)  # the numbers i of most confident samples, [points]
-    errors = samples.errors[most_confident - 1]  # entry i - 1 is for i samples
-    risk = errors / most_confident
-    coverage = most_confident / n
-    return RiskCoverageCurve(coverage=coverage.tolist(), risk=risk.tolist())
-
-
-def roc_points(id_scores: np.ndarray, ood_scores: np.ndarray) -> RocCurve | None:
-    """Return the ROC curve with OOD positive, at most 201 points; None if there are no ID or no OOD samples.
-
-    The points are a subset of the curve's points, so a convex curve stays convex. They are evenly spaced along fpr +
-    tpr: from one to the next it grows by 0.01 at most if the curve has points that close. Leaving points out changes
-    the area by at most 0.0025, and by less than 0.001 unless the steps of the curve coincide with the spacing.
-
-    Args:
-        id_scores: the OOD scores of the ID samples, [N].
-        ood_scores: the OOD scores of the OOD samples, [K].
-
-    Raises:
-        NonFiniteError: a score is NaN or infinite.
-    """
-    curve = curve_of(id_scores, ood_scores)
-    if curve is None:
-        return None
-    id_flagged = curve.false_positives / curve.negatives
-    ood_flagged = curve.true_positives / curve.positives
-
-    # Entry i: the shares of ID samples (fpr) and of OOD samples (tpr) flagged at the i-th highest threshold. The curve
-    # begins at (0, 0), without any flagged sample.
-    fpr = np.concatenate([[0.0], id_flagged])
-    tpr = np.concatenate([[0.0], ood_flagged])
-    kept_indices = _places_evenly_spaced(fpr + tpr)
-    return RocCurve(fpr=fpr[kept_indices].tolist(), tpr=tpr[kept_indices].tolist())
-
-
-def _places_evenly_spaced(values: Floats) -> np.ndarray:
-    """Return the indices of at most 201 of the values, the first and the last among them, evenly spaced in value.
-
-    All indices are returned if there are no more than 201 values.
-
-    Args:
-        values: [n] in rising order.
-    """
-    n = len(values)
-    if n <= POINTS:
-        return np.arange(n)
-    marks = np.linspace(values[0], values[-1], POINTS)  # 201 evenly spaced numbers, to each of which a value is near
-
-    # Each mark lies between two neighbouring values: keep the nearer one. `before` and `after` are their indices.
-    # Clipping makes `before` at least 0 and `after` at most n - 1.
-    first_not_below = np.searchsorted(values, marks)
-    after = np.clip(first_not_below, 1, n - 1)
-    before = after - 1
-    distance_before = marks - values[before]
-    distance_after = values[after] - marks
-    nearest = np.where(distance_before <= distance_after, before, after)
-    return np.unique(nearest)
 
 
 def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> ScoreHistograms:

@@ -1,4 +1,4 @@
-"""Reliability, ROC and score histograms in the form of the JSON."""
+"""Reliability and score histograms in the form of the JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import json
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn import metrics as sk
 
 from hydractl.errors import NonFiniteError
-from hydractl.metrics.curves import curves, histograms, reliability_bins, roc_points
+from hydractl.metrics.curves import curves, histograms, reliability_bins
 from hydractl.metrics.samples import samples_of
-from tests.metrics.arrays import auroc, ece, predictions
+from tests.metrics.arrays import ece, predictions
 
 
 def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
@@ -38,62 +37,6 @@ def test_the_bins_of_the_reliability_curve_add_up_to_ece() -> None:
         assert (curve.low[k], curve.high[k]) == pytest.approx((interval.low, interval.high), abs=1e-14)
         total_gap += samples * abs(curve.accuracy[k] - curve.confidence[k])
     assert total_gap / 400 == pytest.approx(ece(conf, correct), abs=1e-14)
-
-
-def scores(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    inside, outside = rng.normal(size=6000), rng.normal(size=4000) + 1.2
-    if kind == "tied":
-        inside, outside = inside.round(1), outside.round(1)
-    if kind == "sharp":
-        inside, outside = -(rng.random(6000) ** 30), rng.random(4000) - 0.02
-    if kind == "few":
-        inside, outside = inside[:3], outside[:2]
-    if kind == "one value":
-        inside, outside = inside * 0, outside * 0
-    if kind == "uneven":
-        inside = inside[:5]
-    return inside, outside
-
-
-@pytest.mark.parametrize("kind", ["random", "tied", "sharp", "few", "one value", "uneven"])
-def test_the_thinned_roc_curve_keeps_ends_points_and_area(kind: str) -> None:
-    inside, outside = scores(kind, 0)
-    curve = roc_points(inside, outside)
-    assert curve is not None
-    points = np.column_stack([curve.fpr, curve.tpr])
-    assert points[0].tolist() == [0.0, 0.0]
-    assert points[-1].tolist() == [1.0, 1.0]
-    assert (np.diff(points, axis=0) >= 0).all()
-    assert sk.auc(curve.fpr, curve.tpr) == pytest.approx(auroc(inside, outside), abs=1e-3)
-    positive = np.concatenate([np.zeros(len(inside)), np.ones(len(outside))])
-    fpr, tpr, _ = sk.roc_curve(positive, np.concatenate([inside, outside]), drop_intermediate=False)
-    every_point = np.column_stack([fpr, tpr])
-    assert rounded(points) <= rounded(every_point)
-    if len(every_point) <= 201:
-        assert len(points) == len(every_point)
-    else:
-        assert 100 < len(points) <= 201
-
-
-def rounded(points: np.ndarray) -> set[tuple[float, float]]:
-    return {(round(x, 12), round(y, 12)) for x, y in points.tolist()}
-
-
-def test_a_convex_roc_curve_stays_convex() -> None:
-    # 1,000 tied groups with a falling share of OOD samples.
-    inside = np.repeat(-np.arange(1000.0), 1 + np.arange(1000) // 100)
-    outside = np.repeat(-np.arange(1000.0), 10 - np.arange(1000) // 100)
-    curve = roc_points(inside, outside)
-    assert curve is not None
-    assert len(curve.fpr) > 150
-    slopes = np.diff(curve.tpr) / np.diff(curve.fpr)
-    assert (np.diff(slopes) <= 1e-9 * slopes[:-1]).all()
-
-
-def test_no_roc_curve_without_a_side() -> None:
-    assert roc_points(np.zeros(0), np.zeros(3)) is None
-    assert roc_points(np.zeros(3), np.zeros(0)) is None
 
 
 def test_histograms_are_numpys_in_common_bins() -> None:
@@ -141,18 +84,16 @@ def test_all_curves_together_are_json() -> None:
     outside = samples_of(logits[:, :50] / 4)
     got = curves(inside, {"x": outside})
     written = got.to_dict()
-    assert list(written) == ["reliability", "risk_coverage", "roc", "scores"]
+    assert list(written) == ["reliability", "scores"]
     assert json.loads(json.dumps(written, allow_nan=False)) == written
-    assert got.roc == {"x": roc_points(inside.score, outside.score)}
+    assert got.scores == histograms(inside.score, {"x": outside.score})
 
 
 def test_curves_without_labels_or_samples_are_none() -> None:
     logits = np.random.default_rng(2).normal(size=(3, 300, 4))
     unlabelled = curves(samples_of(logits), {})
     assert unlabelled.reliability is None
-    assert unlabelled.risk_coverage is None
-    assert unlabelled.roc == {}
+    assert unlabelled.scores is not None and unlabelled.scores.ood == {}
     no_sample = samples_of(np.zeros((1, 0, 2)), np.zeros(0, dtype=int))
     empty = curves(no_sample, {"x": samples_of(logits)})
     assert empty.reliability is None
-    assert empty.roc == {}

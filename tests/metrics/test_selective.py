@@ -1,4 +1,4 @@
-"""AURC against hand-computed values and the definition as a loop."""
+"""AURC and accuracy by coverage against hand-computed values and the definition as a loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hydractl.metrics.curves import risk_coverage_points
-from tests.metrics.arrays import accuracy_at, aurc, predictions
+from tests.metrics.arrays import accuracy_at, aurc
 
 
 def by_falling_confidence(conf: np.ndarray, correct: np.ndarray) -> list[bool]:
@@ -55,18 +54,3 @@ def test_accuracy_at_against_sorting(samples: int) -> None:
     for name, percent in (("0.80", 80), ("0.90", 90), ("0.95", 95)):
         kept = math.ceil(Fraction(percent, 100) * samples)
         assert accuracy_at(conf, correct)[name] == ordered[:kept].count(True) / kept
-
-
-@pytest.mark.parametrize("samples", [1, 201, 202, 5000])
-def test_the_risk_coverage_curve_holds_risks_of_the_definition(samples: int) -> None:
-    rng = np.random.default_rng(samples)
-    conf = rng.random(samples).round(2)
-    correct = rng.random(samples) < 0.7
-    curve = risk_coverage_points(predictions(conf, correct))
-    ordered = by_falling_confidence(conf, correct)
-    kept = [round(share * samples) for share in curve.coverage]
-    assert len(kept) == min(samples, 201)
-    assert len(set(kept)) == len(kept)
-    assert (kept[0], kept[-1]) == (1, samples)
-    assert curve.coverage == [n / samples for n in kept]
-    assert curve.risk == [risk(ordered, n) for n in kept]

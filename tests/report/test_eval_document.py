@@ -72,12 +72,12 @@ BAD: dict[str, tuple[Change, str]] = {
         "models[0].ci.id.accuracy is [0, 1, 2], not a list of 2 at most",
     ),
     "a gap in a curve": (
-        put("models", 0, "curves", "roc", "letters", "fpr", 3, value=None),
-        "models[0].curves.roc.letters.fpr[3] is null",
+        put("models", 0, "curves", "scores", "letters", 3, value=None),
+        "models[0].curves.scores.letters[3] is null",
     ),
     "a short curve": (
-        put("models", 0, "curves", "risk_coverage", "risk", value=[0.5]),
-        "models[0].curves.risk_coverage has lists that differ in length",
+        put("models", 0, "curves", "reliability", "accuracy", value=[0.5]),
+        "models[0].curves.reliability has lists that differ in length",
     ),
     "counts of another kind": (
         put("models", 0, "curves", "scores", "photos", 3, value=-1),
