@@ -22,7 +22,7 @@ from hydractl.families.pixels import in_mode, is_turned
 from hydractl.log import Log
 
 PAIRS = "image-caption pair"
-"""The :attr:`Dataset.kind` of images with captions."""
+"""The :attr:`Dataset.kind` of images with captions; an image with several captions makes several samples."""
 
 MOST_LISTED = 1000
 """How many ids of skipped samples a document lists at most; it always gives their exact number."""
@@ -60,6 +60,7 @@ class Dataset(ABC):
         is_encoded: whether samples are images that have to be decoded, as from JPEG files, which takes long.
         where: the name of this data set in messages (option and SPEC).
         ids: one id per sample, the same on every machine.
+        captions: the caption of each image of a set of pairs; None for all other sets.
         labels: int64 ``[samples]``, or None if the set is unlabelled. If the checkpoint has class names, a label is an
             index into those names.
         label_names: the checkpoint's class names if there are any, else the data's own, else None.
@@ -77,6 +78,7 @@ class Dataset(ABC):
     is_encoded = False
 
     # Whoever opens the set fills these in afterwards.
+    captions: Sequence[str] | None = field(default=None, init=False)
     labels: npt.NDArray[np.int64] | None = field(default=None, init=False)
     label_names: list[str] | None = field(default=None, init=False)
     label_hint: str | None = field(default=None, init=False)
@@ -100,8 +102,8 @@ class Dataset(ABC):
     def __getitem__(self, index: int) -> Any:
         """Return the sample, fully loaded.
 
-        It is a ``PIL.Image.Image`` in the mode in which it is stored, a ``str``, a pair of ``str``, or a pair of an
-        image and its caption.
+        It is a ``PIL.Image.Image`` in the mode in which it is stored (also where it has a caption), a ``str``, or a
+        pair of ``str``.
 
         Raises:
             IndexError: if the index is outside the data set.
@@ -193,7 +195,11 @@ class Dataset(ABC):
         return decoder_version() if self.is_encoded else ""
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 in hex over the content of all samples, their order, and ``labels``."""
+        """Return the SHA-256 in hex over the content of all samples, their order, ``labels``, and all captions.
+
+        The fingerprint of a single sample does not cover its caption: once a model has been trained on an image, it is
+        no test image any more under any caption.
+        """
         header = f"hydractl.data/2 {self.kind} {len(self)}\n"
         pieces = [header.encode()]
         pieces += map(bytes.fromhex, self.sample_fingerprints())
@@ -201,6 +207,11 @@ class Dataset(ABC):
             pieces.append(b"unlabelled")
         else:
             pieces.append(self.labels.astype("<i8").tobytes())  # little-endian on every machine
+        if self.captions is not None:
+            pieces = [_sha256(pieces).encode()]
+            for caption in self.captions:
+                content = caption.encode("utf-8")
+                pieces += [f"caption {len(content)}\n".encode(), content]
         return _sha256(pieces)
 
 
@@ -212,11 +223,8 @@ def fingerprint_of(sample: Any) -> str:
     ===========================  ======================================================================================
     image                        its size and its pixels in RGB, so that a grey image and the same one in colour are one
     text, or tuple of texts      each text in Unicode's form NFC, with one space for each run of white space
-    (image, caption)             as the image
     ===========================  ======================================================================================
     """
-    if isinstance(sample, tuple) and isinstance(sample[0], Image.Image):
-        sample = sample[0]
     if isinstance(sample, Image.Image):
         return _sha256(itertools.chain([f"image {sample.width}x{sample.height}\n".encode()], _pixels_in_rgb(sample)))
 
@@ -239,7 +247,7 @@ def _pixels_in_rgb(image: Image.Image) -> Iterator[bytes]:
 
 
 def has_orientation(sample: Any) -> bool:
-    """Return whether a sample, or one with an index or a caption, is an image with an EXIF orientation."""
+    """Return whether a sample, or one with an index, is an image with an EXIF orientation."""
     parts = sample if isinstance(sample, tuple) else (sample,)
     return any(isinstance(part, Image.Image) and is_turned(part) for part in parts)
 

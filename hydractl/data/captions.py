@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-
-from PIL import Image
 
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.files import ListedImages
@@ -22,52 +19,13 @@ _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("capt
 _TROUBLE = "pair cannot be used"
 
 
-class CaptionedImages(Dataset):
-    """Images, each with one caption. An image with several captions makes several samples.
-
-    The fingerprint of a sample covers its image and not its caption: once a model has been trained on an image, it is
-    no test image any more under any caption. The fingerprint of the whole set covers images and captions.
-    """
-
-    kind = PAIRS
-
-    def __init__(self, images: Dataset, captions: Sequence[str]) -> None:
-        """Pair images with captions.
-
-        Args:
-            images: one image for each pair; those without a caption are left out.
-            captions: the captions of these images, in the same order.
-        """
-        super().__init__(images.spec, images.where, [images.ids[i] for i in range(len(captions))])
-        self.images = images
-        self.is_encoded = images.is_encoded
-        self.captions = captions
-        self._fingerprints = images._fingerprints  # those of the images, which are known to both
-
-    def _sample(self, i: int) -> tuple[Image.Image, str]:
-        return self.images[i], self.captions[i]
-
-    def prepare(self, rows: Sequence[int]) -> None:
-        """Prepare for reading the images of these pairs."""
-        self.images.prepare(rows)
-
-    def fingerprint(self) -> str:
-        """Return the SHA-256 in hex over the fingerprint of the images and all captions."""
-        fingerprint_of_images = super().fingerprint()
-        digest = hashlib.sha256(fingerprint_of_images.encode())
-        for caption in self.captions:
-            content = caption.encode("utf-8")
-            digest.update(f"caption {len(content)}\n".encode() + content)
-        return digest.hexdigest()
-
-
 def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the pairs of images and captions that ``captions:PATH`` names, without labels.
 
     There are three sources. A table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) has an image
     and a caption in each row; the image is a path, relative to ``?root=`` or else to the file's folder. A ``.parquet``
-    file may also hold the images themselves. A ``.tar`` file, several ``.tar`` files written with braces, or a folder
-    of them are WebDataset shards, where each image has a ``.txt`` file.
+    file may also hold the images themselves. A ``.tar`` file, a pattern of several (``shards/*.tar``), or a folder of
+    them are WebDataset shards, where each image has a ``.txt`` file.
 
     ``?image=`` and ``?caption=`` name the columns, or in shards the endings of the files; a caption in a shard may also
     be at ``json.KEY``. With ``limit``, nothing after the first ``limit`` pairs is read.
@@ -98,7 +56,11 @@ def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels
         images, captions = _read_parquet_pairs(spec, limit)
     else:
         images, captions = _read_table_pairs(spec, limit)
-    return CaptionedImages(images, captions), RawLabels()
+    # Of a Parquet file with images all are opened, and only as many as there are captions are taken.
+    images.ids = [images.ids[i] for i in range(len(captions))]
+    images.captions = captions
+    images.kind = PAIRS
+    return images, RawLabels()
 
 
 def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[str]]:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, Dataset, reason
-from hydractl.data.captions import CaptionedImages
 from hydractl.data.corrupted import take_corruption
 from hydractl.data.files import EncodedImages
 from hydractl.data.labels import RawLabels, limited, resolve_labels
-from hydractl.data.part import dataset_part, take_rows
+from hydractl.data.part import DatasetPart, take_rows
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError, near_path
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
@@ -205,10 +204,9 @@ def _turn(dataset: Dataset, spec: DataSpec) -> None:
     Raises:
         UsageError: its images are no files, which alone have one.
     """
-    images = dataset.images if isinstance(dataset, CaptionedImages) else dataset
-    if not isinstance(images, EncodedImages):
+    if not isinstance(dataset, EncodedImages):
         raise UsageError(f"{spec.where}: ?exif=1 is for images in files", hint="leave ?exif= out")
-    images.turns = True
+    dataset.turns = True
 
 
 @contextmanager
@@ -234,7 +232,7 @@ def _share_fingerprints(dataset: Dataset, *origin: object) -> None:
 
 def _at(dataset: Dataset, spec: DataSpec, rows: Sequence[int]) -> Dataset:
     """Return some samples of a data set as a data set; the set itself if these are all."""
-    return dataset if len(rows) == len(dataset) else dataset_part(dataset, spec.text, rows)
+    return dataset if len(rows) == len(dataset) else DatasetPart(dataset, spec.text, rows)
 
 
 def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from hydractl.data.base import Dataset
 from hydractl.data.batching import read_ahead
-from hydractl.data.part import dataset_part
+from hydractl.data.part import DatasetPart
 from hydractl.errors import InputError
 from hydractl.files.fingerprints import Entry, incomparable, trained_on
 
@@ -187,7 +187,7 @@ def without_training_data(validation: GivenSet, training: GivenSet) -> Validatio
     digests_of_training = set(training.dataset.sample_fingerprints())
     fingerprints = dataset.sample_fingerprints()
     kept_rows = [index for index, digest in enumerate(fingerprints) if digest not in digests_of_training]
-    remaining = dataset_part(dataset, dataset.spec, kept_rows)
+    remaining = DatasetPart(dataset, dataset.spec, kept_rows)
     return Validation(remaining, left_out=shared.of_first)
 
 

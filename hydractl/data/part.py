@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from hydractl.data.base import Dataset
-from hydractl.data.captions import CaptionedImages
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec, with_setting
 
@@ -44,7 +43,7 @@ _WORDS = {
 
 
 class DatasetPart(Dataset):
-    """Some samples of a data set. They keep the ids, fingerprints and, if the set has any, labels of the whole set.
+    """Some samples of a data set. They keep the ids, the fingerprints, and the labels or captions of the whole set.
 
     Args:
         whole: the data set.
@@ -53,7 +52,7 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
-        """Take over the ids, labels and class names of the samples at ``rows``; no sample is read."""
+        """Take over the ids, labels, captions and class names of the samples at ``rows``; no sample is read."""
         ids = [whole.ids[row] for row in rows]
         super().__init__(spec, whole.where, ids)
         self._whole = whole
@@ -61,6 +60,8 @@ class DatasetPart(Dataset):
         self.take_over(whole)
         if whole.labels is not None:
             self.labels = whole.labels[self._rows]
+        if whole.captions is not None:
+            self.captions = [whole.captions[row] for row in self._rows]
         self.label_hint = whole.label_hint
 
     def _sample(self, i: int) -> Any:
@@ -80,24 +81,6 @@ class DatasetPart(Dataset):
         if lengths is None:
             return None
         return [lengths[row] for row in self._rows]
-
-
-def dataset_part(whole: Dataset, spec: str, rows: Sequence[int]) -> Dataset:
-    """Return some samples of a data set as a data set. A part of images with captions has captions, too.
-
-    Args:
-        whole: the data set.
-        spec: the SPEC of the part.
-        rows: the indices of the part's samples in the whole set.
-    """
-    if not isinstance(whole, CaptionedImages):
-        return DatasetPart(whole, spec, rows)
-    images = DatasetPart(whole.images, spec, rows)
-    captions = [whole.captions[row] for row in rows]
-    part = CaptionedImages(images, captions)
-    if whole.skipped is not None:
-        part.skipped = {}
-    return part
 
 
 @dataclass(frozen=True)

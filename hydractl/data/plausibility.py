@@ -102,10 +102,9 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
     ranges = []
     for index in indices.tolist():
         try:
-            sample = dataset[index]
+            image = dataset[index]
         except UnreadableSample:
             continue
-        image = sample[0] if dataset.kind == PAIRS else sample
         assert isinstance(image, Image.Image)
         # Only the two extremes are kept, because a large image takes much memory.
         extrema = np.ravel(grey_or_rgb(image).getextrema())  # the darkest and brightest value of every channel

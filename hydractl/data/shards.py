@@ -7,11 +7,11 @@ opened. After that an image takes one seek and one read, so samples can be read 
 
 from __future__ import annotations
 
-import itertools
+import glob
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,8 +79,8 @@ class ShardImages(EncodedImages):
 def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardImages, list[str | None]]:
     """Return the images in the shards of a SPEC, and their captions, after going through the shards once.
 
-    Shards are a tar file, several tar files written with braces (``{000..012}``, ``{a,b}``), or a folder of them. Ids
-    consist of shard and key. With ``limit``, no shard is read after the one that holds the last sample needed.
+    Shards are a tar file, a pattern of several (``shards/000*.tar``), or a folder of them. Ids consist of shard and
+    key. With ``limit``, no shard is read after the one that holds the last sample needed.
 
     Args:
         spec: the SPEC of the shards. ``?image=`` of its query names the ending of the image files, if a sample has
@@ -92,7 +92,7 @@ def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardIm
         The images, and the caption of each, or None where there is none.
 
     Raises:
-        UsageError: for a network address, or a name that cannot be expanded.
+        UsageError: for a network address.
         InputError: if shards are missing, damaged or compressed, or samples have no image; all are listed.
     """
     ids: list[str] = []
@@ -234,83 +234,22 @@ def _check_end(archive: tarfile.TarFile, shard: str) -> None:
         raise tarfile.TarError(f"it is damaged at byte {archive.offset}")
 
 
-_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_MOST_SHARDS = 1_000_000
-
-
 def _shard_paths(spec: DataSpec) -> list[str]:
-    """Return the tar files that a SPEC names, in order.
+    """Return the tar files that a SPEC names, sorted: one, all of a folder, or all that fit a pattern with ``*``.
 
     Raises:
-        UsageError: for a network address, and for braces that cannot be expanded.
-        InputError: if files do not exist (they are listed), or a folder has none.
+        UsageError: for a network address.
+        InputError: if there are none.
     """
     if "://" in spec.path or spec.path.startswith("pipe:"):
         raise UsageError(f"{spec.where}: shards are read from local files only", hint="fetch them first")
-    # A folder stands for all tar files in it, anything else for the names that its braces expand to.
     path = os.path.expanduser(spec.path)
+    if os.path.isfile(path):  # also one with a * in its name
+        return [path]
+    pattern = path
     if os.path.isdir(path):
-        files = [entry.path for entry in os.scandir(path) if entry.name.lower().endswith(".tar")]
-        if not files:
-            raise InputError(f"{spec.where}: no .tar files in the folder")
-        return sorted(files)
-    try:
-        # Stop one after the largest number, because braces can stand for more names than fit into memory.
-        shards = list(itertools.islice(expand_braces(path), _MOST_SHARDS + 1))
-    except ValueError as error:
-        raise UsageError(f"{spec.where}: {error}", hint="for example shard-{000..012}.tar or {train,val}.tar") from None
-    if len(shards) > _MOST_SHARDS:
-        raise UsageError(f"{spec.where}: these are more than {_MOST_SHARDS:,} shards")
-    missing = [shard for shard in shards if not os.path.isfile(shard)]
-    if missing:
-        problems = [f"no file {printable(shard)}" for shard in missing]
-        raise InputError(f"{spec.where}: {len(missing)} of {len(shards)} shards do not exist", problems=problems)
-    return shards
-
-
-def expand_braces(text: str) -> Iterator[str]:
-    """Return the names that a text with braces stands for, in order, as an iterator; a text without braces is one name.
-
-    ``a{08..10}b{x,y}`` stands for ``a08bx``, ``a08by``, ``a09bx``, ...; a range keeps the width of its first number.
-
-    Raises:
-        ValueError: if braces hold neither a range nor a list, or do not match.
-    """
-    # The pattern has one group, the text inside a pair of braces, and a split keeps what groups match. So the pieces
-    # alternate: outside (even indices), inside (odd indices), outside, ...; e.g. "a", "08..10", "b", "x,y", "".
-    pieces = _BRACES.split(text)
-    for plain in pieces[::2]:
-        if "{" in plain or "}" in plain:
-            raise ValueError("braces that do not match")
-
-    # Each piece stands for one text or several; the result is every combination of them.
-    expansions: list[list[str]] = []
-    for index, piece in enumerate(pieces):
-        was_in_braces = index % 2 == 1
-        expansions.append(_expand_inside(piece) if was_in_braces else [piece])
-    return map("".join, itertools.product(*expansions))
-
-
-def _expand_inside(inside: str) -> list[str]:
-    """Return the texts that one pair of braces stands for: ``08..10`` stands for ``08``, ``09`` and ``10``.
-
-    Args:
-        inside: the text between the braces: a range ``000..012``, or a list ``a,b``.
-
-    Raises:
-        ValueError: if it is neither, or if a range is too long or descending.
-    """
-    # A list, or else a range of numbers.
-    match = _RANGE.fullmatch(inside)
-    if match is None:
-        if "," not in inside:
-            raise ValueError(f"{{{inside}}} is neither a range such as {{000..012}} nor a list such as {{a,b}}")
-        return inside.split(",")
-    first_text, last_text = match.groups()
-    first = int(first_text)
-    last = int(last_text)
-    if last < first or last - first >= _MOST_SHARDS:
-        raise ValueError(f"{{{inside}}} is no range upwards of at most {_MOST_SHARDS:,}")
-    width = len(first_text)  # numbers are filled with zeros up to it
-    return [str(number).zfill(width) for number in range(first, last + 1)]
+        pattern = os.path.join(glob.escape(path), "*.tar")
+    shards = glob.glob(pattern)
+    if not shards:
+        raise InputError(f"{spec.where}: no .tar files", hint="give a folder, or a pattern: shards/000*.tar")
+    return sorted(shards)

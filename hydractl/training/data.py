@@ -13,7 +13,6 @@ from torch import Tensor
 from hydractl.data import batches, open_data
 from hydractl.data.base import PAIRS, Dataset
 from hydractl.data.batching import longest_first
-from hydractl.data.captions import CaptionedImages
 from hydractl.data.part import DatasetPart
 from hydractl.data.text import cut_warning, warning_of_cut
 from hydractl.distributed import Processes
@@ -139,15 +138,16 @@ def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> Vali
 def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log) -> None:
     """Warn about texts and captions in some data sets that are longer than the model reads."""
     for dataset in datasets:
-        if isinstance(dataset, CaptionedImages):
-            log.warn_all([_warning_of_cut_captions(model, dataset)])
-        elif dataset is not None:
+        if dataset is None:
+            continue
+        if dataset.captions is not None:
+            log.warn_all([_warning_of_cut_captions(model, dataset, dataset.captions[:COUNTED])])
+        else:
             log.warn_all([cut_warning(dataset, model.preprocess)])
 
 
-def _warning_of_cut_captions(model: AnyModel, dataset: CaptionedImages) -> str | None:
-    """Return a warning if any of the first 100,000 captions are longer than the model reads, else None."""
-    texts = dataset.captions[:COUNTED]
+def _warning_of_cut_captions(model: AnyModel, dataset: Dataset, texts: Sequence[str]) -> str | None:
+    """Return a warning if any of the first 100,000 captions, the texts, are longer than the model reads, else None."""
     description = model.description
     cut, most = model.family.too_long(description.config, description.preprocess, texts)
     if not cut:
@@ -323,13 +323,8 @@ class Reader:
         self._size = size
         self._workers = workers
 
-        # Pairs: the images are the samples, and the captions are the targets instead of labels.
-        self._labels = dataset.labels
-        self._captions: Sequence[str] | None = None
-        self._samples: Dataset = dataset
-        if isinstance(dataset, CaptionedImages):
-            self._captions = dataset.captions
-            self._samples = dataset.images
+        # Of pairs the captions are the targets instead of labels.
+        self._samples = dataset
         self._augmentation = augmentation
         self._memory: Tensor | None = None
         if augmentation is None:
@@ -391,11 +386,13 @@ class Reader:
 
     def _targets(self, numbers: list[int]) -> Any:
         """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
-        if self._captions is None:
-            assert self._labels is not None  # the set was opened with need_labels
-            return torch.from_numpy(self._labels[numbers])
+        labels = self._samples.labels
+        captions = self._samples.captions
+        if captions is None:
+            assert labels is not None  # the set was opened with need_labels
+            return torch.from_numpy(labels[numbers])
 
         # A caption is treated as a prompt that consists of the label alone.
-        texts = [self._captions[number] for number in numbers]
+        texts = [captions[number] for number in numbers]
         description = self._model.description
         return self._model.family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)

@@ -14,7 +14,7 @@ import torch
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
 from hydractl.data import Batch, Dataset, batches
 from hydractl.data.base import left_out_warnings, one_class_warning, orientation_warnings
-from hydractl.data.part import dataset_part
+from hydractl.data.part import DatasetPart
 from hydractl.data.text import cut_warning
 from hydractl.errors import NonFiniteError
 from hydractl.files.atomic import Output, file_path, seed_mark, write_json
@@ -209,7 +209,7 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
     generator = np.random.default_rng(on.seed)
     indices: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
-    drawn = dataset_part(dataset, dataset.spec, sorted(indices))
+    drawn = DatasetPart(dataset, dataset.spec, sorted(indices))
     log.warn_all([cut_warning(drawn, named.family.collate(named.description.preprocess))])
     return named, drawn
 

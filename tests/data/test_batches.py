@@ -17,7 +17,6 @@ from PIL import Image
 
 from hydractl.data import Batch, batches, open_data
 from hydractl.data.batching import default_workers
-from hydractl.data.captions import CaptionedImages
 from hydractl.data.joined import JoinedSets
 from hydractl.errors import HydraError, InputError, failure_of
 from hydractl.training.data import Numbered
@@ -103,14 +102,12 @@ def test_image_files_are_decoded_in_workers_where_a_gpu_would_wait(
 ) -> None:
     """Unless somebody says how many; and so are those of which other sets are made."""
     files = open_data(str(folder))
-    captioned = CaptionedImages(files, ["a ship"] * len(files))
     sets = (
         files,
         open_data(f"{folder}?fraction=0:0.5"),
         open_data(f"{folder}?corruption=fog&severity=1"),
         open_data(f"{folder}?ood=auto"),
         JoinedSets([open_data("builtin:photos"), files]),
-        captioned,
         Numbered(files),
     )
     assert [default_workers(data) for data in sets] == [8] * len(sets)

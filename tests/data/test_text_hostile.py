@@ -12,7 +12,7 @@ import torch
 
 import hydractl
 from hydractl.data import batches, open_data
-from hydractl.data.part import dataset_part
+from hydractl.data.part import DatasetPart
 from hydractl.data.text import cut_warning
 from hydractl.errors import InputError
 from hydractl.families.hf import texts as hf_tokenizer
@@ -139,9 +139,9 @@ def test_texts_that_are_cut_are_counted() -> None:
     collate = hydractl.load("bert", device="cpu").preprocess
     said = "--data a.jsonl: 3 of 6 texts are longer than 16 tokens, and what is behind them is not read"
     assert cut_warning(data, collate) == said
-    some = cut_warning(dataset_part(data, data.spec, [0, 1, 3]), collate)
+    some = cut_warning(DatasetPart(data, data.spec, [0, 1, 3]), collate)
     assert some is not None and "1 of 3 texts is longer" in some
-    assert cut_warning(dataset_part(data, data.spec, [0, 3]), collate) is None
+    assert cut_warning(DatasetPart(data, data.spec, [0, 3]), collate) is None
     # Counting leaves the tokenizer, which cuts and pads, as it was.
     widths = [batch.inputs["input_ids"].shape[1] for batch in batches(data, collate, 1)]
     assert widths == [16, 16, 16, 16, 16, 2]
