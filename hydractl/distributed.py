@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydractl.errors import HydraError, UsageError
 from hydractl.log import Log
@@ -19,8 +19,6 @@ from hydractl.log import Log
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LENGTH = 8  # bytes before a value that hold its length
-_ROOM = 1 << 14
 _POLL_S = 0.001
 _PATIENCE_S = 2.0
 
@@ -169,74 +167,38 @@ def local_device(device: str) -> str:
     return f"cuda:{index}"
 
 
-class _Message(NamedTuple):
-    """The message of one process.
-
-    Attributes:
-        length: the number of bytes of its value.
-        data: the value as JSON, cut or filled with zeros to the common size of messages.
-    """
-
-    length: int
-    data: bytes
-
-
 class _Group(Processes):
-    """One of several processes, in torch's default process group.
-
-    Messages have a common size in all processes (``_room``), which grows when a value does not fit.
-    """
+    """One of several processes, in torch's default process group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._room = _ROOM
         self._open = True
 
     def gather(self, value: Any) -> list[Any]:
-        data = _encode(value)
-        messages = self._exchange(data)
-        longest = max(message.length for message in messages)
-        if longest > self._room:
-            # Some values were cut. All processes see the same lengths, so all choose the same new size, and send again.
-            self._room = 2 * longest
-            messages = self._exchange(data)
-        return [json.loads(message.data[: message.length]) for message in messages]
-
-    def _exchange(self, data: bytes) -> list[_Message]:
-        """Return the messages of all processes, in the order of their ranks; ``data`` is the value that this one sends.
-
-        torch exchanges only tensors of the same size in all processes. So a message is the length of the whole value (8
-        bytes), and then the value, cut or filled with zeros to ``_room`` bytes. A value that was cut is sent again.
-        """
         import torch
         import torch.distributed
 
-        # The first 8 bytes are the length, the highest byte first.
-        length_and_value = len(data).to_bytes(_LENGTH, "big") + data[: self._room]
-        # uint8 tensors of shape [8 + room]
-        sent = torch.zeros(_LENGTH + self._room, dtype=torch.uint8)
-        sent[: len(length_and_value)] = torch.frombuffer(bytearray(length_and_value), dtype=torch.uint8)
+        # torch exchanges only tensors of the same size in all processes, so the texts of JSON are filled up with spaces
+        # to the longest, as JSON may end with them.
+        text = _encode(value)
+        longest = torch.tensor(len(text))
+        self._run_collective(torch.distributed.all_reduce, longest, torch.distributed.ReduceOp.MAX)
+        filled = text.ljust(int(longest))
+        sent = torch.frombuffer(bytearray(filled), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.size)]
         self._run_collective(torch.distributed.all_gather, received, sent)
-
-        # Take each message apart again.
-        messages = []
-        for tensor in received:
-            content = tensor.numpy().tobytes()
-            length = int.from_bytes(content[:_LENGTH], "big")
-            messages.append(_Message(length, content[_LENGTH:]))
-        return messages
+        return [json.loads(tensor.numpy().tobytes()) for tensor in received]
 
     def add(self, numbers: Tensor) -> None:
         import torch.distributed
 
         self._run_collective(torch.distributed.all_reduce, numbers)
 
-    def _run_collective(self, collective: Callable[..., Any], *tensors: Any) -> None:
+    def _run_collective(self, collective: Callable[..., Any], *arguments: Any) -> None:
         """Run a collective, and wait for it in Python, because a process that waits inside torch ignores Ctrl-C."""
         with self.exchanging():
-            work = collective(*tensors, async_op=True)
+            work = collective(*arguments, async_op=True)
             while not work.is_completed():
                 time.sleep(_POLL_S)
             work.wait()

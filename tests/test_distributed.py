@@ -21,7 +21,7 @@ from hydractl.log import Log
 ROOT = Path(__file__).parents[1]
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-BIG = 40_000  # more than the room that a gather first makes
+BIG = 40_000
 
 # What the processes of one case do, as the verb of a real command line. They are forked from one interpreter that has
 # imported torch, and its compiler, for which a process group asks: this takes longer than all the rest.
