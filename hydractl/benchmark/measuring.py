@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -171,7 +171,7 @@ def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
 
 
 class Contest:
-    """Models that are timed at one batch size. Models that take inputs of the same shape get the same inputs.
+    """Models that are timed at one batch size, each on inputs of its own, drawn by one seed.
 
     Args:
         models: by name. A call with inputs returns ``[B, classes]``; ``example_inputs(batch, seed)`` draws inputs.
@@ -204,9 +204,10 @@ class Contest:
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
 
-        # Models with the same kind of inputs get the same object.
-        drawn = {name: model.example_inputs(batch_size, seed) for name, model in models.items()}
-        self._inputs = _shared_where_equal(drawn)
+        # Models with the same kind of inputs draw the same numbers.
+        self._inputs: dict[str, Inputs] = {}
+        for name, model in models.items():
+            self._inputs[name] = model.example_inputs(batch_size, seed)
 
         # Compiled code is cached by the code of a class, not by object: so clear the cache for each batch size. Count
         # the graphs, to check later that something was compiled.
@@ -352,8 +353,9 @@ class Contest:
 
         # The memory in use before the call also holds other models, so add only the tensors of this one.
         model: nn.Module = self.models[name]
-        inputs = _tensors(self._inputs[name])
-        tensors = [*model.parameters(), *model.buffers(), *inputs]
+        inputs = self._inputs[name]
+        batch = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+        tensors = [*model.parameters(), *model.buffers(), *batch]
         bytes_of_tensors = sum(tensor.nbytes for tensor in tensors)
         return added_by_call + bytes_of_tensors
 
@@ -387,41 +389,6 @@ def _compiled_graphs() -> int:
     import torch._dynamo.utils
 
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-def _tensors(inputs: Inputs) -> list[Tensor]:
-    """Return the tensors of a batch."""
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    return list(inputs.values())
-
-
-class _Form(NamedTuple):
-    """Which inputs can be shared: those with the same shape and dtype; for token ids, also the same numbers."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    ids: bytes | None
-
-
-def _shared_where_equal(inputs: Mapping[str, Inputs]) -> dict[str, Inputs]:
-    """Return the inputs of each model; equal forms get the same object, so that no model is faster because of a copy.
-
-    For random images, the same shape and dtype are enough. Token ids must also be the same numbers, because they
-    depend on a vocabulary.
-    """
-    first_of_form: dict[tuple[_Form, ...], Inputs] = {}
-    shared = {}
-    for name, batch in inputs.items():
-        forms = tuple(map(_form, _tensors(batch)))
-        shared[name] = first_of_form.setdefault(forms, batch)
-    return shared
-
-
-def _form(tensor: Tensor) -> _Form:
-    """Return the shape and dtype of a tensor, and its numbers if it holds token ids."""
-    ids = None if tensor.is_floating_point() else tensor.cpu().numpy().tobytes()
-    return _Form(tuple(tensor.shape), tensor.dtype, ids)
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -267,28 +267,16 @@ class StockModel(nn.Module):
         if getattr(config, "pad_token_id", _NO_TOKEN) is None:
             config.pad_token_id = _NO_TOKEN
 
-        # Replace its parameters and buffers by the tensors of the source.
-        parameter_names = [name for name, _ in self.network.named_parameters()]
-        buffer_names = [name for name, _ in self.network.named_buffers()]
-
-        # A parameter is registered anew in the module that has it, as its dtype may differ from the library's.
-        for name in parameter_names:
-            module_path, _, attribute = name.rpartition(".")
-            module = self.network.get_submodule(module_path)
-            tensor = source.tensors.read(name).to(device, dtype, copy=True)
-            parameter = nn.Parameter(tensor, requires_grad=False)
-            module.register_parameter(attribute, parameter)
-
-        # Buffers are replaced in the same way, but only those that the checkpoint stores.
+        # Its parameters, in this dtype, and those of its buffers that are stored become the tensors of the source.
+        tensors = {}
+        for name, _ in self.network.named_parameters():
+            tensors[name] = source.tensors.read(name).to(device, dtype, copy=True)
         stored_names = set(source.tensors.names())
-        for name in buffer_names:
-            if name not in stored_names:
-                continue
-            module_path, _, attribute = name.rpartition(".")
-            module = self.network.get_submodule(module_path)
-            buffer = source.tensors.read(name).clone()
-            module.register_buffer(attribute, buffer)
-        self.to(device).eval()
+        for name, _ in self.network.named_buffers():
+            if name in stored_names:
+                tensors[name] = source.tensors.read(name).clone()
+        self.network.load_state_dict(tensors, strict=False, assign=True)
+        self.requires_grad_(False).to(device).eval()
         self._features_of_labels: Tensor | None = None
         is_zero_shot = self.family.classes(self.description.config) is None
         if is_zero_shot:

@@ -27,139 +27,6 @@ same distance of its threshold.
 """
 
 
-class _Comparison:
-    """Compares the outputs of one file with those of its model.
-
-    Args:
-        path, runtime: the file and the program that runs it, for messages.
-        expected: several inputs, each with the model's outputs for them.
-        chosen: the choices of ``calibrate`` for the model.
-
-    Attributes:
-        largest_logit: the largest absolute logit of any member of the model, over all inputs.
-        differences: by output, its largest absolute difference so far.
-        allowed: by output, its largest tolerance so far.
-        changed: by output, the number of samples with another flag or prediction set so far.
-    """
-
-    def __init__(self, path: Path, runtime: str, expected: Sequence[Expectation], chosen: Chosen) -> None:
-        self._path = path
-        self._runtime = runtime
-        self._chosen = chosen
-        largest_logits = [float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected]
-        self.largest_logit = max(largest_logits)
-        self.differences: dict[str, float] = {}
-        self.allowed: dict[str, float] = {}
-        self.changed: dict[str, int] = {}
-
-    def add(self, expectation: Expectation, outputs: NamedTensors) -> None:
-        """Compare the outputs of the file with those of the model, and update the largest differences.
-
-        Args:
-            expectation: inputs, and the model's outputs for them.
-            outputs: the outputs of the file for the same inputs, by name.
-
-        Raises:
-            HydraError: if the outputs have other names or shapes, or differ too much.
-        """
-        wanted = expectation.outputs
-        if outputs.keys() != wanted.keys():
-            names = ", ".join(outputs)
-            raise self._failed(f"it gives {names} on {_size_in_words(expectation)}")
-        for name, wanted_output in wanted.items():
-            shape = list(outputs[name].shape)
-            wanted_shape = list(wanted_output.shape)
-            if shape != wanted_shape:
-                raise self._failed(f"{name} on {_size_in_words(expectation)} are {shape}, not {wanted_shape}")
-
-        # Every graph has these two outputs.
-        allowed = torch.tensor(TOLERANCE * max(1.0, self.largest_logit), dtype=torch.float64)
-        self._add_numbers(PROBABILITIES, expectation, outputs, allowed)
-        self._add_numbers(MEMBER_LOGITS, expectation, outputs, allowed)
-
-        # These depend on what was calibrated. A flag may change if the score could have crossed the threshold within
-        # its tolerance.
-        if OOD_SCORE in outputs:
-            scores = wanted[OOD_SCORE]
-            allowed_of_scores = TOLERANCE * scores.abs().clamp(min=1.0)  # [B]
-            self._add_numbers(OOD_SCORE, expectation, outputs, allowed_of_scores)
-            if IS_OOD in outputs:
-                assert self._chosen.threshold is not None
-                distance_to_threshold = (scores - self._chosen.threshold.value).abs()
-                self._add_choices(IS_OOD, expectation, outputs, distance_to_threshold > allowed_of_scores)
-
-        # A class is in the set if its nonconformity score is at most `qhat`. It may change if it is close to that.
-        if CONFORMAL_SET in outputs:
-            conformal = self._chosen.conformal
-            assert conformal is not None
-            probabilities = wanted[PROBABILITIES].double().numpy()
-            nonconformities = torch.from_numpy(nonconformity(probabilities, conformal.method))  # [B, classes]
-            distance_to_qhat = (nonconformities - conformal.qhat).abs()
-            self._add_choices(CONFORMAL_SET, expectation, outputs, distance_to_qhat > allowed)
-
-    def _add_numbers(self, name: str, expectation: Expectation, outputs: NamedTensors, allowed: Tensor) -> None:
-        """Compare an output of numbers with the model's, and update its largest difference and tolerance.
-
-        Args:
-            name: the output, e.g. ``probabilities``.
-            expectation: inputs, and the model's outputs for them.
-            outputs: the outputs of the file for the same inputs, by name.
-            allowed: the tolerance of all its numbers, a single number, or of each.
-
-        Raises:
-            HydraError: if a number differs by more than its tolerance, or by NaN or infinity.
-        """
-        size = _size_in_words(expectation)
-        differences = (outputs[name].double() - expectation.outputs[name].double()).abs()
-        difference = float(differences.max())
-        largest_allowed = float(allowed.max())
-        all_agree = bool((differences <= allowed).all())
-
-        # If rounding alone moves a score by more than its tolerance, no graph can agree, and the message says so.
-        if name == OOD_SCORE and not all_agree and bool((expectation.by_rounding > allowed).any()):
-            score = self._chosen.score
-            raise HydraError(
-                f"{score} of this checkpoint cannot be exported: rounding of features in float32 alone moves it by more"
-                f" than 1e-4 max(1, |{score}|), and in {self._runtime}, on {size}, by {difference:.2e}",
-                hint="fit it to more training data (calibrate --train), or choose another --ood-score",
-            )
-        # An infinite score of the model has an infinite tolerance, so a difference must also be finite.
-        if not all_agree or not math.isfinite(difference):
-            by_how_much = f"differ from the model by {difference:.2e} (allowed {largest_allowed:.2e})"
-            raise self._failed(f"{name} on {size} {by_how_much}")
-        self.differences[name] = max(self.differences.get(name, 0.0), difference)
-        self.allowed[name] = max(self.allowed.get(name, 0.0), largest_allowed)
-
-    def _add_choices(self, name: str, expectation: Expectation, outputs: NamedTensors, is_far: Tensor) -> None:
-        """Compare an output of flags or prediction sets with the model's, and count the samples for which it changed.
-
-        It may change only where the number that decides is so near its threshold that rounding can move it across.
-
-        Args:
-            name: the output, bool ``[B]`` (flags) or ``[B, classes]`` (prediction sets).
-            expectation: inputs, and the model's outputs for them.
-            outputs: the outputs of the file for the same inputs, by name.
-            is_far: where the number is not so near, bool of the same shape.
-
-        Raises:
-            HydraError: if the output changed where it must not.
-        """
-        changed = outputs[name] != expectation.outputs[name]
-        samples_changed = changed.flatten(1).any(dim=1) if changed.dim() > 1 else changed
-        self.changed[name] = self.changed.get(name, 0) + int(samples_changed.sum())
-        if bool((changed & is_far).any()):
-            raise self._failed(f"{name} on {_size_in_words(expectation)} differs from the model")
-
-    def _failed(self, why: str) -> HydraError:
-        """Return the error for a file that runs, but whose outputs are not those of its model."""
-        return _failed(self._path, f"in {self._runtime}, {why}")
-
-
-def _three_digits(number: float) -> float:
-    """Return a number rounded to three significant digits."""
-    return float(f"{number:.3g}")
-
-
 def compare_with_model(
     path: Path, run: Runner, runtime: str, expected: Sequence[Expectation], chosen: Chosen
 ) -> ExportCheck:
@@ -177,33 +44,109 @@ def compare_with_model(
     Raises:
         HydraError: if the file does not run, has other outputs, or differs by more than the tolerance.
     """
-    comparison = _Comparison(path, runtime, expected, chosen)
-    for expectation in expected:
-        try:
-            outputs = run(expectation.inputs)
-        except Exception as error:  # runtimes raise errors of many kinds
-            size = _size_in_words(expectation)
-            raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
-        comparison.add(expectation, outputs)
-
-    differences = {name: _three_digits(difference) for name, difference in comparison.differences.items()}
-    allowed = {name: _three_digits(tolerance) for name, tolerance in comparison.allowed.items()}
+    largest_logit = max(float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected)
+    largest: dict[str, float] = {}  # by output, its largest difference and its largest tolerance so far
+    allowed_at_most: dict[str, float] = {}
+    changed = dict.fromkeys((IS_OOD, CONFORMAL_SET), 0)  # samples with another flag or prediction set so far
     shapes_of_inputs = []
     for expectation in expected:
-        shapes_of_inputs.append({name: list(tensor.shape) for name, tensor in expectation.inputs.items()})
+        inputs, wanted = expectation.inputs, expectation.outputs
+        size = _size_in_words(expectation)
+        try:
+            outputs = run(inputs)
+        except Exception as error:  # runtimes raise errors of many kinds
+            raise _failed(path, f"{runtime} cannot run it on {size}: {first_line(error)}") from error
+        _check_shapes(path, f"{runtime}, {{}} on {size}", wanted, outputs)
+
+        # Compare each output, as numbers: a flag, or a class in a prediction set, is 0 or 1.
+        for name, allowed in _allowed(wanted, chosen, TOLERANCE * max(1.0, largest_logit)).items():
+            differences = (outputs[name].double() - wanted[name].double()).abs()
+            difference = float(differences.max())
+            # An infinite score of the model has an infinite tolerance, so a difference must also be finite.
+            if not bool((differences <= allowed).all()) or not math.isfinite(difference):
+                # If rounding alone moves a score by more than its tolerance, no graph can agree.
+                if name == OOD_SCORE and bool((expectation.by_rounding > allowed).any()):
+                    score = chosen.score
+                    raise HydraError(
+                        f"{score} of this checkpoint cannot be exported: rounding of features in float32 alone moves "
+                        f"it by more than 1e-4 max(1, |{score}|), and in {runtime}, on {size}, by {difference:.2e}",
+                        hint="fit it to more training data (calibrate --train), or choose another --ood-score",
+                    )
+                excess = float((differences - allowed).max())
+                off = f"differ from the model by {difference:.2e}, {excess:.2e} more than allowed"
+                raise _failed(path, f"in {runtime}, {name} on {size} {off}")
+            largest[name] = max(largest.get(name, 0.0), difference)
+            allowed_at_most[name] = max(allowed_at_most.get(name, 0.0), float(allowed.max()))
+            if name in changed:
+                of_samples = differences.flatten(1) if differences.dim() > 1 else differences[:, None]
+                changed[name] += int((of_samples > 0).any(dim=1).sum())
+        shapes_of_inputs.append({name: list(tensor.shape) for name, tensor in inputs.items()})
+
+    has_score = OOD_SCORE in largest
     return ExportCheck(
         runtime=runtime,
         inputs=shapes_of_inputs,
-        probabilities_max_abs=differences[PROBABILITIES],
-        member_logits_max_abs=differences[MEMBER_LOGITS],
-        max_abs_logit=_three_digits(comparison.largest_logit),
-        tolerance=allowed[MEMBER_LOGITS],
-        score=chosen.score if OOD_SCORE in differences else None,
-        score_max_abs=differences.get(OOD_SCORE),
-        score_tolerance=allowed.get(OOD_SCORE),
-        flags_changed=comparison.changed.get(IS_OOD),
-        sets_changed=comparison.changed.get(CONFORMAL_SET),
+        probabilities_max_abs=_three_digits(largest[PROBABILITIES]),
+        member_logits_max_abs=_three_digits(largest[MEMBER_LOGITS]),
+        max_abs_logit=_three_digits(largest_logit),
+        tolerance=_three_digits(allowed_at_most[MEMBER_LOGITS]),
+        score=chosen.score if has_score else None,
+        score_max_abs=_three_digits(largest[OOD_SCORE]) if has_score else None,
+        score_tolerance=_three_digits(allowed_at_most[OOD_SCORE]) if has_score else None,
+        flags_changed=changed[IS_OOD] if IS_OOD in largest else None,
+        sets_changed=changed[CONFORMAL_SET] if CONFORMAL_SET in largest else None,
     )
+
+
+def _check_shapes(path: Path, where: str, wanted: NamedTensors, outputs: NamedTensors) -> None:
+    """Raise HydraError if outputs of a file have other names or shapes than those of the model.
+
+    Args:
+        path: the file, for messages.
+        where: what ran on which inputs, with ``{}`` for the output.
+        wanted: the outputs of the model, by name.
+        outputs: those of the file.
+    """
+    shapes = {name: list(output.shape) for name, output in outputs.items()}
+    for name in {**wanted, **outputs}:
+        wanted_shape = list(wanted[name].shape) if name in wanted else None
+        if shapes.get(name) != wanted_shape:
+            raise _failed(path, f"in {where.format(name)} has the shape {shapes.get(name)}, not {wanted_shape}")
+
+
+def _allowed(wanted: NamedTensors, chosen: Chosen, of_logits: float) -> dict[str, Tensor]:
+    """Return how far each number of each output may lie from that of the model, by output.
+
+    A flag may change where the score lies so near its threshold that it could have crossed it within its tolerance, and
+    a class may enter or leave a prediction set where its nonconformity score is near ``qhat``: there 1 is allowed.
+
+    Args:
+        wanted: the outputs of the model, by name.
+        chosen: the choices of ``calibrate`` for the model.
+        of_logits: the tolerance of logits and probabilities.
+    """
+    # Every graph has these two outputs; the others depend on what was calibrated.
+    allowed_of_logits = torch.tensor(of_logits, dtype=torch.float64)
+    allowed = {PROBABILITIES: allowed_of_logits, MEMBER_LOGITS: allowed_of_logits}
+    if OOD_SCORE in wanted:
+        scores = wanted[OOD_SCORE]  # [B]
+        allowed[OOD_SCORE] = TOLERANCE * scores.abs().clamp(min=1.0)
+        if IS_OOD in wanted:
+            assert chosen.threshold is not None
+            distance_to_threshold = (scores - chosen.threshold.value).abs()
+            allowed[IS_OOD] = (distance_to_threshold <= allowed[OOD_SCORE]).double()
+    if CONFORMAL_SET in wanted:
+        assert chosen.conformal is not None
+        probabilities = wanted[PROBABILITIES].double().numpy()
+        nonconformities = torch.from_numpy(nonconformity(probabilities, chosen.conformal.method))  # [B, classes]
+        distance_to_qhat = (nonconformities - chosen.conformal.qhat).abs()
+        allowed[CONFORMAL_SET] = (distance_to_qhat <= allowed_of_logits).double()
+    return allowed
+
+
+def _three_digits(number: float) -> float:
+    """Return a number rounded to three significant digits."""
+    return float(f"{number:.3g}")
 
 
 def _size_in_words(expectation: Expectation) -> str:

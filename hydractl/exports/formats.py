@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 
@@ -29,27 +29,12 @@ _LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 _OURS = "hydractl."  # the beginning of the names of hydractl's metadata in an ONNX file
 
 
-class Format(Protocol):
-    """One format of exported files.
+class Pt2:
+    """The format of ``torch.export``, which plain PyTorch can run.
 
     Attributes:
-        ending: the ending of its files, e.g. ``.onnx``.
+        ending: the ending of its files.
     """
-
-    ending: str
-
-    def require(self) -> None:
-        """Raise a UsageError if libraries for this format are not installed; the message names them."""
-
-    def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
-        """Write a graph with its metadata to an open file."""
-
-    def runner(self, path: Path) -> tuple[Runner, str]:
-        """Load a file; return a function that runs it with as many threads as torch, and the name of the runtime."""
-
-
-class Pt2:
-    """The format of ``torch.export``, which plain PyTorch can run."""
 
     ending = ".pt2"
 
@@ -57,6 +42,7 @@ class Pt2:
         """Do nothing, because only torch is needed."""
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
+        """Write a graph with its metadata to an open file."""
         # In memory first: where a write fails, as on a full disk, torch's writer tries again while it is freed, in C++,
         # and the second failure ends the process by SIGABRT.
         archive = io.BytesIO()
@@ -65,6 +51,10 @@ class Pt2:
         handle.write(archive.getbuffer())
 
     def runner(self, path: Path) -> tuple[Runner, str]:
+        """Return a function from inputs to outputs, both tensors by name, and the name of the runtime with its version.
+
+        It runs with as many threads as torch.
+        """
         # torch takes a path only if it ends in .pt2, and a file that is not checked yet has another name.
         with (
             open(path, "rb") as handle,
@@ -88,6 +78,7 @@ class Onnx:
     ending = ".onnx"
 
     def require(self) -> None:
+        """Raise a UsageError if libraries for this format are not installed; the message names them."""
         # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
         missing_libraries = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
         if missing_libraries:
@@ -145,7 +136,7 @@ class Onnx:
         return run, f"onnxruntime {onnxruntime.__version__}"
 
 
-FORMATS: dict[str, Format] = {"onnx": Onnx(), "pt2": Pt2()}
+FORMATS: Mapping[str, Onnx | Pt2] = {"onnx": Onnx(), "pt2": Pt2()}
 """The formats by their names for ``--format``."""
 
 

@@ -109,8 +109,6 @@ class SharedTower(Record):
     """Where members part; null where they never do."""
     differs: str | None = None
     """In what they differ there."""
-    hint: str | None = None
-    """What would make them part later."""
 
     @property
     def once(self) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE, Stages, attention_names, parts_by_name, read_heads
+from hydractl.families.base import MERGEABLE, attention_names, parts_by_name, read_heads
 from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
@@ -24,7 +24,6 @@ from hydractl.files.fuse_answer import SharedTower
 from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
-from hydractl.model.chain import Chain
 from hydractl.model.matching import label_differences, length_hint, preprocess_differences
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
@@ -584,22 +583,20 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
     towers = []
     for chain, stages in zip(model.chains, stages_of_towers, strict=True):
         start = chain.start
+        # The members part in the stem, in a block (by their heads, their weights, or both), or never.
         parts_at: str | None = None
-        differs: str | None = None
-        hint: str | None = None
-        # The members part in the stem, in a block, or never.
+        differences: list[str] = []
         if not start.shared_stem:
             parts_at = "stem"
-            differing = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
-            differing_parts = {model.family.part(name, model.sites) for name in differing}
-            mergeable = sorted(differing_parts.intersection(MERGEABLE))
-            hint = "do not train it (finetune --train-last N)"
-            if mergeable:
-                hint = f"average it (--merge {','.join(mergeable)}), or {hint}"
-            differs = _some_tensors(differing)
+            differences = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
         elif start.blocks < len(chain.sites):
             parts_at = chain.block_paths[start.blocks]
-            differs, hint = _why_members_part_in_block(plan, model, chain, stages)
+            prefixes = stages.prefixes_of(start.blocks)
+            differences = [name for name in plan.own if name.startswith(prefixes)]
+            site = model.sites[start.first_apart]
+            different_choices = {mask.kept[site.path] for mask in plan.description.masks}
+            if len(different_choices) > 1:
+                differences.insert(0, "heads")
 
         # What runs once: the stem, some leading blocks, and perhaps the attention of the next block.
         tower = SharedTower(
@@ -609,51 +606,16 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
             blocks_once=start.blocks,
             attention_once=start.pool,
             parts_at=parts_at,
-            differs=differs,
-            hint=hint,
+            differs=_some_names(differences) or None,
         )
         towers.append(tower)
     return towers
 
 
-def _why_members_part_in_block(plan: FusionPlan, model: HydraModel, chain: Chain, stages: Stages) -> tuple[str, str]:
-    """Return in which heads and tensors members differ in one block, and a hint how to make them the same.
-
-    It is the block where members part: up to it, one computation serves all members.
-
-    Args:
-        plan: the plan of the fusion.
-        model: the fused model.
-        chain: the tower, which knows the block where members part.
-        stages: the stages of the tower, which know the names of each block's tensors.
-    """
-    block = chain.start.blocks
-    site = model.sites[chain.start.first_apart]
-    differences = []
-    hints = []
-
-    # Members may keep different heads.
-    masks = plan.description.masks
-    different_choices = {mask.kept[site.path] for mask in masks}
-    if len(different_choices) > 1:
-        differences.append("heads")
-        hints.append("the same heads (prune --share-sites N --with MASK)")
-
-    # Members may have different weights.
-    prefixes = stages.prefixes_of(block)
-    differing = [name for name in plan.own if name.startswith(prefixes)]
-    if differing:
-        differences.append(_some_tensors(differing))
-        hints.append("weights left as they are (finetune --train-last N)")
-
-    listed_hints = " and ".join(hints)
-    return "; ".join(differences), f"members that are the same in more leading blocks: {listed_hints}"
-
-
-def _some_tensors(names: Sequence[str]) -> str:
-    """Name the first few tensors, and count the others."""
+def _some_names(names: Sequence[str]) -> str:
+    """Return the first few names, and count the others."""
     named = ", ".join(names[:_MOST_NAMED])
     unnamed = len(names) - _MOST_NAMED
     if unnamed <= 0:
         return named
-    return f"{named} and {unnamed} more tensors"
+    return f"{named} and {unnamed} more"

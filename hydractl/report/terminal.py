@@ -153,7 +153,6 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
         facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
         if tower.parts_at:
             facts.append((f"parting at{where}", f"{tower.parts_at}: {tower.differs}"))
-            facts.append((f"to part later{where}", str(tower.hint)))
 
     # Mult-adds over those of the single model, and over those of the members one after another.
     sizes = answer.cost

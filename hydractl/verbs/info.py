@@ -168,14 +168,7 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
             if mask is not None:
                 name = f"{info.file} member {member}" if info.head_maps else info.file
                 masks.append((index, name, mask))
-    if not _few_enough_to_compare([mask for _, _, mask in masks]):
-        return None
-
-    # Each two of different files that have the same sites.
-    pairs = []
-    for (index, name, mask), (other_index, other_name, other_mask) in combinations(masks, 2):
-        if index != other_index and comparable(mask, other_mask):
-            pairs.append(_overlap_of_masks(name, mask, other_name, other_mask))
+    pairs = _overlaps(masks)
     return OverlapAnswer(pairs=pairs) if pairs else None
 
 
@@ -234,20 +227,15 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         head_maps.append(sites)
 
     # One member has one map; of several it is said, too, how far each two overlap, unless that takes too long.
-    notes = []
     drawn: dict[str, object] = {"source": dict(description.provenance)}
+    note = None
     if len(masks) == 1:
         drawn["head_map"] = head_maps[0]
     else:
         drawn["head_maps"] = head_maps
-        if _few_enough_to_compare(masks):
-            overlaps = []
-            for first, second in combinations(range(len(masks)), 2):
-                overlap = _overlap_of_masks(f"member {first}", masks[first], f"member {second}", masks[second])
-                overlaps.append(overlap)
-            drawn["overlap"] = overlaps
-        else:
-            notes.append(f"{len(head_maps)} members of many heads, too many to be compared")
+        drawn["overlap"] = _overlaps([(member, f"member {member}", mask) for member, mask in enumerate(masks)])
+        if drawn["overlap"] is None:
+            note = f"{len(head_maps)} members of many heads, too many to be compared"
 
     # Its trainings; for a fused model each line names the member.
     trainings = []
@@ -270,7 +258,7 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         "preprocess": _preprocess_without_vocabulary(description.preprocess),
         "prompt": json_list(description.prompt),
         "merge": json_list(description.merge),
-        "note": ". ".join(notes) or None,
+        "note": note,
         "seen": seen or None,
         "training": trainings or None,
     }
@@ -290,14 +278,28 @@ def _prediction_facts(path: Path) -> dict[str, object]:
     }
 
 
-def _few_enough_to_compare(masks: Sequence[HeadMask]) -> bool:
-    """Return whether all pairs of these masks can be compared in a moment: heads of the largest mask times pairs."""
+def _overlaps(masks: Sequence[tuple[int, str, HeadMask]]) -> list[ComparedMasks] | None:
+    """Return how far each two masks agree on the heads that are kept, and on the heads that are removed.
+
+    Pairs of one file, and pairs without the same sites, are left out. None if comparing would take more than a moment:
+    the heads of the largest mask times the number of pairs are limited.
+
+    Args:
+        masks: each with the index of its file or member, and its name.
+    """
     most_heads = 0
-    for mask in masks:
+    for _, _, mask in masks:
         heads = sum(mask.heads.values())
         most_heads = max(most_heads, heads)
-    pairs = math.comb(len(masks), 2)
-    return most_heads * pairs <= _MOST_COMPARED
+    if most_heads * math.comb(len(masks), 2) > _MOST_COMPARED:
+        return None
+
+    pairs = []
+    for (index, name, mask), (other_index, other_name, other_mask) in combinations(masks, 2):
+        if index != other_index and comparable(mask, other_mask):
+            overlap = mask_overlap(mask, other_mask)
+            pairs.append(ComparedMasks.model_validate({"a": name, "b": other_name, **overlap}))
+    return pairs
 
 
 def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
@@ -312,11 +314,6 @@ def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
     if not heads_by_site:
         return None
     return HeadMask(heads_by_site, kept_by_site)
-
-
-def _overlap_of_masks(name: str, mask: HeadMask, other_name: str, other_mask: HeadMask) -> ComparedMasks:
-    """Return how far two masks agree on the heads that are kept, and on the heads that are removed."""
-    return ComparedMasks.model_validate({"a": name, "b": other_name, **mask_overlap(mask, other_mask)})
 
 
 def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:
