@@ -1075,12 +1075,19 @@ def layers(part: str) -> str:
 
 def price_of_layers() -> str:
     """What the score adds to the processor time of ``eval``: what ``benchmarks/eval_overhead.py --layers`` measured."""
-    (measured,) = json.loads((DOCS.parent / "benchmarks/results/layers-price.json").read_text(encoding="utf-8"))
-    ratios = [of_round["with"] / of_round["without"] for of_round in measured["rounds"]]
+    results = json.loads((DOCS.parent / "benchmarks/results/layers-price.json").read_text(encoding="utf-8"))
+    names = {"vit_small_patch16_224": "ViT-S/16", "vit_base_patch16_224": "ViT-B/16"}
+    prices = []
+    for measured in results:
+        ratios = [of_round["with"] / of_round["without"] for of_round in measured["rounds"]]
+        model = measured["model"].removeprefix("timm:").partition("?")[0]
+        prices.append(
+            f"{statistics.median(ratios):.2f} for a {names[model]} ({min(ratios):.2f} to {max(ratios):.2f} in "
+            f"{len(ratios)} rounds, {measured['samples']} images each to fit to, to test on and OOD)"
+        )
     text = (
-        f"Its price: {statistics.median(ratios):.2f} of the processor time of `eval` of a ViT-S/16 of 1,000 classes "
-        f"with `mahalanobis` alone, {min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} rounds, in turns beside "
-        f"other work, on {measured['samples']} images each to fit to, to test on and OOD."
+        "Its price: processor time of `eval` with it, over that with `mahalanobis` alone, in turns beside other work, "
+        f"of models of 1,000 classes: {', '.join(prices)}."
     )
     return textwrap.fill(text, 120)
 
