@@ -175,7 +175,6 @@ def sentences() -> dict[str, str]:
         "errors": " ".join([errors.CONVENTION, *(f"{key}: {text}" for key, text in _sentences_on("errors").items())]),
         **rows.CONVENTIONS,
         **_sentences_on("diversity"),
-        "pairs": rows.PAIRS_CONVENTION,
         **curves.CONVENTIONS,
         **calibrators.CONVENTIONS,
         **bootstrap.CONVENTIONS,

@@ -98,7 +98,7 @@ def fit(
     validation = None
     if val is not None and (what.uses_val or compares_scores):
         batches = list(read(val))
-        validation = gather(iter(batches), val, name, scores=scores, pairs=False).samples
+        validation = gather(iter(batches), val, name, scores=scores).samples
 
     # The calibration: --temperature fit or vector fits it here, a number is taken as it is, and none means none. The
     # default is the one in the model's file, if there is one.
@@ -119,12 +119,12 @@ def fit(
     if compares_scores or what.threshold is not None:
         inside = validation
         if val is not None and validation is not None and calibration is not None:
-            calibrated = gather(iter(batches), val, name, scores=scores, calibration=calibration, pairs=False)
+            calibrated = gather(iter(batches), val, name, scores=scores, calibration=calibration)
             inside = calibrated.samples
     outside: dict[str, Samples] = {}
     if compares_scores or what.needs_ood_val:
         for dataset in of_role(sets, OOD_VAL):
-            gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration, pairs=False)
+            gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration)
             outside[dataset.name] = gathered.samples
 
     # Of several OOD scores take the best, or the first of those that are nearly as good; the others are near ties.

@@ -50,7 +50,6 @@ def gather(
     calibration: Calibration | None = None,
     conformal: Conformal | None = None,
     alone: bool = False,
-    pairs: bool = True,
 ) -> Gathered:
     """Return the predictions of a model on a data set: its logits reduced to a few numbers for each sample.
 
@@ -62,7 +61,6 @@ def gather(
         calibration: the calibration of the averaged prediction; None if there is none.
         conformal: the threshold of prediction sets, for a labelled set; None makes no sets.
         alone: whether to reduce the logits of each member separately as well.
-        pairs: whether to compare each pair of members.
 
     Raises:
         InputError: if no sample could be read.
@@ -84,7 +82,6 @@ def gather(
             fitted_scores=batch.mean_scores,
             calibration=calibration,
             conformal=conformal,
-            pairs=pairs,
             alone=alone and len(batch.logits) > 1,
         )
         batch_rows.append(np.asarray(batch.rows, dtype=np.int64))

@@ -27,7 +27,7 @@ from hydractl.training.start import with_dropout
 CONVENTIONS = {
     "mc_dropout": "MC dropout (Gal and Ghahramani 2016): the model runs `passes` times with dropout of rate p, every"
     " pass counts as a member, and macs are those of all passes. Masks are drawn by seed, data set and batch. `heads`"
-    " are those of one pass; pairs of passes are left out, as each is a draw like any other.",
+    " are those of one pass.",
 }
 
 _MARK = 0.123456789

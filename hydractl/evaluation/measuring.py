@@ -125,7 +125,6 @@ class Measuring:
                 calibration=fitted.calibration,
                 conformal=fitted.conformal if is_labelled_id else None,
                 alone=is_labelled_id,
-                pairs=model.mc_dropout is None,  # passes of MC dropout are alike, so comparing pairs says nothing
             )
         id_predictions = gathered[id_set.name]
         inside = id_predictions.samples
@@ -146,16 +145,14 @@ class Measuring:
         # Then the corrupted test sets.
         corrupted = []
         for dataset in of_role(self._sets, CORRUPTION):
-            of_set = gather(
-                read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration, pairs=False
-            )
+            of_set = gather(read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration)
             corrupted.append((dataset, of_set.samples))
         by_corruption = corruption_metrics(corrupted)
 
         # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
         if writer is not None:
             for dataset in read.unread():
-                gather(read(dataset), dataset, model.name, pairs=False)
+                gather(read(dataset), dataset, model.name)
 
         # All metrics, and the share of each test set that the threshold flags.
         groups = {dataset.name: dataset.group for dataset in ood_sets}

@@ -83,21 +83,10 @@ class OodSetMetrics(MetricBlock):
     kind = "ood"
 
 
-class PairDiversity(MetricBlock):
-    """Metrics of how two members differ."""
-
-    a: Count
-    """Number of the first member, from 0."""
-    b: Count
-    """Number of the second member."""
-    kind = "diversity"
-
-
 class MemberDiversity(MetricBlock):
     """Metrics of how the members differ on one data set."""
 
     kind = "diversity"
-    pairs: Sequence[PairDiversity] | None = optional("The same for each pair of members.")
 
 
 class ErrorMetrics(MetricBlock):

@@ -138,7 +138,7 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     Raises:
         InputError: an entry point cannot be imported, is no metric, or has a key that is taken.
     """
-    used_keys = {"n", "group", "pairs"}  # names of other entries of a row
+    used_keys = {"n", "group"}  # names of other entries of a row
     used_keys.update(own_metric.key for own_metric in _declared_here())
     plugin_metrics = []
     for point in entry_points_of(GROUP):

@@ -13,7 +13,6 @@ from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import OrderedAnswers
 from hydractl.metrics.ood import Counts, Thresholds, curve_of, each_once
-from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Resample, Samples, samples_of
 
 AVERAGES = ("near_avg", "far_avg", "ood_avg")
@@ -21,8 +20,6 @@ AVERAGES = ("near_avg", "far_avg", "ood_avg")
 
 LITTLE_MI, LITTLE_DISAGREEMENT = 0.001, 0.005
 """If the mutual information in nats and the disagreement are both below these, the members are as good as one."""
-
-PAIRS_CONVENTION = "mi and disagreement of each two members a < b alone, members counted from 0; empty for one member."
 
 CONVENTIONS = {
     "near_avg": "Unweighted mean over the near-OOD data sets; null when there is none or one of them has no value.",
@@ -140,7 +137,7 @@ class ModelFigures:
         self._by_score = {score: _ScoreFigures(inside, outside, score) for score in inside.scores}
 
     def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
-        """Return all metrics of the model, in the nested form of :class:`RowMetrics` without its pairs of members.
+        """Return all metrics of the model, in the nested form of :class:`RowMetrics`.
 
         Args:
             counts: measures a resample: for each data set, how often each of its samples is drawn; the ID data are
@@ -208,15 +205,8 @@ class _ScoreFigures:
 
 
 def row_blocks(inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]) -> RowMetrics:
-    """Return all metrics of one model, measured on its data; ``diversity`` includes each pair of members.
-
-    The arguments are those of :class:`ModelFigures`.
-    """
-    figures = ModelFigures(inside, outside, groups)
-    row = figures.blocks()
-    for name, samples in figures.sets.items():
-        row["diversity"][name]["pairs"] = pairs(samples)
-    return RowMetrics.model_validate(row)
+    """Return all metrics of one model, measured on its data; the arguments are those of :class:`ModelFigures`."""
+    return RowMetrics.model_validate(ModelFigures(inside, outside, groups).blocks())
 
 
 def row_keys(ood_sets: Iterable[str], scores: Collection[str] = (), *, labelled: bool = True) -> list[str]:

@@ -9,14 +9,11 @@ reordered.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hydractl.files.eval_answer import PairDiversity
 from hydractl.metrics.declaration import metric
 from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.samples import BINS, Resample, Samples
@@ -184,26 +181,3 @@ def disagreement(samples: Samples | Resample) -> float | None:
         return None
     pairs_in_all = len(samples) * samples.member_pairs
     return samples.total("differing_pairs") / pairs_in_all
-
-
-def pairs(samples: Samples) -> list[PairDiversity]:
-    """Return the mutual information and the disagreement of each two members a < b, on average over the samples.
-
-    The list is empty if pairs were not compared, e.g. for a single member. Without samples the values of all pairs are
-    None.
-    """
-    if not len(samples.pair_mi):
-        return []
-    compared = []
-    members = range(len(samples.votes))
-    member_pairs = list(combinations(members, 2))
-    for (a, b), pair_mi in zip(member_pairs, samples.pair_mi, strict=True):
-        if not len(samples):
-            compared.append(PairDiversity(a=a, b=b, mi=None, disagreement=None))
-            continue
-        # disagreement() measures all members of its samples, from their votes [members, N]. To measure one pair, give
-        # it the same samples with the votes of only these two members, [2, N].
-        only_these_two = replace(samples, votes=samples.votes[[a, b]])
-        pair_disagreement = disagreement(only_these_two)
-        compared.append(PairDiversity(a=a, b=b, mi=float(pair_mi), disagreement=pair_disagreement))
-    return compared

@@ -69,8 +69,6 @@ class Samples(_Sorted):
         entropy: [N], the entropy of p in nats.
         mi: [N], the mutual information of the members in nats.
         votes: int32 [M, N], the class that each member votes for.
-        pair_mi: [M(M-1)/2], the mean mutual information of each two members, in the order of
-            ``itertools.combinations``; empty if pairs were not asked for.
         labels: [N]; None for data without labels, and then the next two are None as well.
         label_log_probs: [N], log p of the label, in nats.
         brier_terms: [N], the sum over classes of (p_k - 1[y = k])^2.
@@ -85,7 +83,6 @@ class Samples(_Sorted):
     entropy: Floats
     mi: Floats
     votes: NDArray[np.int32]
-    pair_mi: Floats
     labels: NDArray[np.int64] | None = None
     label_log_probs: Floats | None = None
     brier_terms: Floats | None = None
@@ -252,7 +249,6 @@ def samples_and_members(
     fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     conformal: Conformal | None = None,
-    pairs: bool = True,
     alone: bool = True,
 ) -> tuple[Samples, list[Samples]]:
     """Return :class:`Samples`, the few numbers of each sample that metrics need: of the ensemble, and of each member.
@@ -268,7 +264,6 @@ def samples_and_members(
         fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
         calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
         conformal: the threshold of prediction sets for samples with labels; None makes no sets.
-        pairs: whether to compare each two members, which takes time quadratic in their number.
         alone: whether to reduce the logits of each member alone, without a calibration and with the score ``msp`` only.
 
     Returns:
@@ -295,13 +290,11 @@ def samples_and_members(
                 values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
         part = _samples_of_block(block, labels_of_block, values)
 
-        # Prediction sets, and the mean over the block's samples of the mutual information of each two members, [P].
+        # Prediction sets.
         if conformal is not None and labels_of_block is not None:
             in_set = prediction_sets(block.probs, conformal)  # bool [n, C]
             covered = in_set[np.arange(len(part)), labels_of_block]  # whether the set holds the label, [n]
             part = replace(part, set_sizes=in_set.sum(axis=1), covered=covered)
-        if pairs:
-            part = replace(part, pair_mi=pair_mi(block).sum(axis=1) / max(1, len(part)))
         parts.append(part)
 
         # Each member alone takes its exponentials from the block, so that they are computed once.
@@ -313,7 +306,7 @@ def samples_and_members(
 
 
 def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]) -> Samples:
-    """Return :class:`Samples` of one block, without prediction sets and without comparing pairs of members.
+    """Return :class:`Samples` of one block, without prediction sets.
 
     Args:
         block: the logits of its n samples.
@@ -337,7 +330,6 @@ def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Ma
         entropy=block.entropy,
         mi=block.mi,
         votes=block.votes.astype(np.int32),
-        pair_mi=np.zeros(0),
         labels=labels,
         label_log_probs=label_log_probs,
         brier_terms=brier_terms,
@@ -364,31 +356,11 @@ def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = N
         all_values = np.concatenate(values, axis=-1)
         return all_values if order is None else all_values[..., order]
 
-    # All attributes but two are arrays with samples in the last dimension; the scores are a dict of such arrays.
+    # All attributes are arrays with samples in the last dimension; the scores are a dict of such arrays.
     arrays: dict[str, Any] = {}
     for attribute in fields(Samples):
-        if attribute.name not in ("pair_mi", "scores"):
+        if attribute.name != "scores":
             arrays[attribute.name] = joined([getattr(part, attribute.name) for part in parts])
     scores = {name: joined([part.scores[name] for part in parts]) for name in first.scores}
 
-    # The mutual information of each of P pairs of members is a mean over samples: weight each part by its size.
-    sizes = np.array([len(part) for part in parts])  # [parts]
-    weighted_means = np.stack([part.pair_mi for part in parts]) * sizes[:, None]  # [parts, P]
-    mean_of_pairs = np.asarray(weighted_means.sum(axis=0) / sizes.sum())  # [P]
-    return Samples(**arrays, pair_mi=mean_of_pairs, scores=scores)
-
-
-def pair_mi(block: Block) -> Floats:
-    """Return the mutual information of each two members a < b on n samples, in nats, [P, n].
-
-    The P pairs are in the order of ``itertools.combinations``.
-    """
-    members, n, _ = block.logits.shape
-    pairs = list(combinations(range(members), 2))
-    if members == 2:  # the mutual information of all members is that of the only pair
-        return block.mi[None]
-    mi_of_pairs = np.empty((len(pairs), n))
-    for index, (a, b) in enumerate(pairs):
-        only_these_two = slice(a, b + 1, b - a)  # of members 1 and 3: [1:4:2], a view without a copy
-        mi_of_pairs[index] = block.of_members(only_these_two).mi
-    return mi_of_pairs
+    return Samples(**arrays, scores=scores)

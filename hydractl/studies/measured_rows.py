@@ -147,7 +147,7 @@ def measure_row(
         labels = entry.labels if entry.role == id_role else None  # labels of OOD sets, if any, name other classes
         data_set = replace(entry, labels=labels)
         batches = predictions.batches(entry)
-        gathered = gather(batches, data_set, predictions.name, scores=all_scores, calibration=calibration, pairs=False)
+        gathered = gather(batches, data_set, predictions.name, scores=all_scores, calibration=calibration)
         samples = gathered.samples
         if entry.role == id_role:
             id_sets.append(samples)

@@ -21,7 +21,7 @@ def test_sentences_are_about_what_is_in_the_answer() -> None:
     asked = {"calibration", "ci", "difference", "conformal", "threshold", "mc_dropout"}
     of_ood = {"auroc", "fpr95", "fpr95_nearest", "aupr", "aupr_trapezoid", "aupr_in"}
     of_ood |= {"near_avg", "far_avg", "ood_avg"}
-    of_several = {"disagreement", "pairs"}
+    of_several = {"disagreement"}
     assert plain == {*sentences(), "ood_score", "ood_scores"} - asked - of_ood - of_several
     files = ["base.st", "t0.st+t1.st"]
     chosen = [*VAL, "--temperature", "fit", "--threshold", "id:0.1", "--conformal", "0.2", "--bootstrap", "10"]

@@ -21,7 +21,6 @@ def predictions(confidence: np.ndarray, correct: np.ndarray) -> Samples:
         entropy=np.zeros(n),
         mi=np.zeros(n),
         votes=np.zeros((1, n), dtype=np.int32),
-        pair_mi=np.zeros(0),
         labels=np.zeros(n, dtype=np.int64),
         label_log_probs=np.zeros(n),
         brier_terms=np.zeros(n),

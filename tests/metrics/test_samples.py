@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import fields, replace
-from itertools import combinations
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from hydractl.errors import NonFiniteError
 from hydractl.files.model_records import Calibration
 from hydractl.metrics import probabilities
 from hydractl.metrics.ood import OOD_SCORES
-from hydractl.metrics.sample_metrics import pairs
 from hydractl.metrics.samples import Samples, samples_and_members, samples_of
 from tests.metrics.arrays import pooled_probabilities
 from tests.spread import spread
@@ -78,8 +76,7 @@ def test_the_size_of_the_blocks_does_not_show(
     whole = samples_of(logits, labels, scores=["energy"])
     monkeypatch.setattr(probabilities, "BLOCK_VALUES", values)
     blocks = samples_of(logits, labels, scores=["energy"])
-    assert blocks.pair_mi == pytest.approx(whole.pair_mi, rel=1e-13)
-    assert equal(replace(blocks, pair_mi=whole.pair_mi), whole)
+    assert equal(blocks, whole)
 
 
 def test_a_memory_map_is_read_block_by_block(tmp_path: Path) -> None:
@@ -110,7 +107,6 @@ def test_no_sample() -> None:
     assert len(got) == 0
     assert got.votes.shape == (3, 0)
     assert got.correct.shape == (0,)
-    assert not got.pair_mi.any()
 
 
 def test_logits_that_are_not_finite_are_counted_in_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +146,7 @@ def test_a_calibration_acts_on_the_averaged_prediction_alone(score: str, kind: s
     assert np.exp(got.label_log_probs) == pytest.approx(of_labels, rel=1e-10, abs=1e-200)
     assert np.array_equal(got.predicted, p.argmax(axis=1))
     assert np.array_equal(got.predicted, plain.predicted) == (kind == "temperature")
-    for name in ("mi", "votes", "pair_mi"):
+    for name in ("mi", "votes"):
         assert np.array_equal(getattr(got, name), getattr(plain, name))
     assert np.array_equal(got.score, plain.score) == (score not in CALIBRATED)
     if score == "msp":
@@ -182,22 +178,6 @@ def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied(
     assert not np.array_equal(anew, plain.predicted)  # what rounding would make of it
 
 
-@pytest.mark.parametrize("members", [2, 5])
-def test_pairs_are_the_members_two_by_two(members: int) -> None:
-    logits = np.random.default_rng(members).normal(size=(members, 80, 4)) * 3
-    got = samples_of(logits)
-    every_pair = pairs(got)
-    assert [(pair.a, pair.b) for pair in every_pair] == list(combinations(range(members), 2))
-    for pair in every_pair:
-        both = logits[[pair.a, pair.b]]
-        first_votes, second_votes = both.argmax(axis=2)
-        assert pair.disagreement == np.mean(first_votes != second_votes)
-        p = naive_softmax(both)
-        mi = entropy(p.mean(axis=0)) - entropy(p).mean(axis=0)
-        assert pair.mi == pytest.approx(mi.mean(), abs=1e-13)
-        assert pair.mi == pytest.approx(samples_of(both).mi.mean(), rel=1e-12)
-
-
 def test_members_alone_are_ensembles_of_one() -> None:
     logits, labels = case((3, 101, 6))
     calibration = CALIBRATIONS["vector"]
@@ -207,11 +187,3 @@ def test_members_alone_are_ensembles_of_one() -> None:
         assert equal(got, samples_of(logits[member : member + 1], labels))
     assert len(alone) == 3
     assert samples_and_members(logits, labels, alone=False)[1] == []
-
-
-def test_pairs_of_equal_members_of_one_member_and_of_no_sample() -> None:
-    one = np.random.default_rng(0).normal(size=(1, 30, 5)) * 5
-    assert not samples_of(np.repeat(one, 4, axis=0)).pair_mi.any()
-    assert pairs(samples_of(one)) == []
-    none = samples_of(np.zeros((2, 0, 3)))
-    assert [pair.to_dict() for pair in pairs(none)] == [{"a": 0, "b": 1, "mi": None, "disagreement": None}]
