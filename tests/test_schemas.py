@@ -68,7 +68,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
     folder = tmp_path_factory.mktemp("documents")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("hydractl.report.eval_html.inline_svgs", lambda *_: [])  # pictures take long and are no documents
+        patch.setattr("hydractl.report.eval_html.page_images", lambda _: [])  # pictures take long and are no documents
         write_images(train=20, val=24, test=9, other=8, held_out=200)
         search = ["--val", "val.npz"]
         for command in (

@@ -13,7 +13,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
-from hydractl.report.pictures import Picture, inline_svgs
+from hydractl.report.pictures import Picture, page_images
 from hydractl.report.study_figures import (
     glance,
     in_brief,
@@ -28,8 +28,6 @@ from hydractl.report.texts import number, shown_name, visible
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from markupsafe import Markup
-
 _ARROWS = {"higher": " ↑", "lower": " ↓", "": ""}
 
 Fact = tuple[str, Sequence[str]]
@@ -53,13 +51,9 @@ class _Section:
         return self.picture is None and not self.facts and not any(table.rows for table in self.tables)
 
     @property
-    def svgs(self) -> list[Markup]:
-        """The picture, an SVG element for each of its panels."""
-        from markupsafe import Markup
-
-        if self.picture is None:
-            return []
-        return [Markup(svg) for svg in inline_svgs(self.picture, self.anchor)]
+    def images(self) -> list[tuple[str, str]]:
+        """The address of each panel of the picture, and words that say what it shows."""
+        return [] if self.picture is None else page_images(self.picture)
 
 
 def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:

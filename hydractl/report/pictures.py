@@ -1,20 +1,19 @@
-"""What all pictures share: their style, their layout, and their conversion to PNG, SVG, or SVG inside a page.
+"""What all pictures share: their style, their layout, and their conversion to PNG, or to SVG inside a page.
 
 The same document gives the same bytes with the same version of matplotlib.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from xml.sax.saxutils import quoteattr
 
 from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names
@@ -78,12 +77,8 @@ def dot(axes: Axes, x: float, y: float, ends: Ends, colour: str = BLUE) -> None:
 
 
 @contextmanager
-def styled(salt: str = "hydractl") -> Iterator[None]:
-    """Draw and save in the house style, within a ``with`` block.
-
-    Args:
-        salt: makes the identifiers inside an SVG reproducible, together with what they name.
-    """
+def styled() -> Iterator[None]:
+    """Draw and save in the house style, within a ``with`` block."""
     import matplotlib
 
     # Start from matplotlib's own defaults. A matplotlibrc file, which may lie in the working folder, could run another
@@ -94,7 +89,7 @@ def styled(salt: str = "hydractl") -> Iterator[None]:
             del defaults[key]
     with matplotlib.rc_context(defaults), warnings.catch_warnings():
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
-        matplotlib.rcParams["svg.hashsalt"] = salt
+        matplotlib.rcParams["svg.hashsalt"] = "hydractl"  # identifiers are reproducible, together with what they name
         # Warnings are about names that the font cannot draw and numbers that leave no room; nothing can be done.
         warnings.simplefilter("ignore")
         yield
@@ -142,52 +137,18 @@ def save_png(picture: Picture, handle: IO[bytes]) -> None:
         figure.savefig(handle, format="png", metadata={"Software": None})
 
 
-def inline_svgs(picture: Picture, salt: str) -> list[str]:
-    """Return each panel of a picture as an SVG element for a page.
+def page_images(picture: Picture) -> list[tuple[str, str]]:
+    """Return each panel of a picture as an image of a page: its address, and words for people who hear the page.
 
-    Args:
-        picture: the picture to draw.
-        salt: a text that differs for each picture of a page, so that no two elements of the page have the same
-            identifier.
+    The address holds the image itself, an SVG file. In it nothing can run, and its identifiers and styles are its own.
     """
-    elements = []
-    for index, panel in enumerate(picture.panels):
+    images = []
+    for panel in picture.panels:
         handle = io.BytesIO()
-        with styled(f"{salt}.{index}"):
+        with styled():
             figure = compose([panel], 1)
             figure.savefig(handle, format="svg", metadata=_NO_METADATA)
+        content = base64.b64encode(handle.getvalue()).decode()
         label = f"{picture.title}: {panel.words}".replace("\n", " ")
-        elements.append(_svg_element(handle.getvalue(), label))
-    return elements
-
-
-_STYLE_SHEET = re.compile(r"<style.*?</style>", re.DOTALL)
-_TAG = re.compile(r"\s*<[^>]*>\s*")
-_NEEDLESS = re.compile(r' xmlns(:xlink)?="[^"]*"|(?<=<g) id="[^"]*"|font-family: [^;"]*;? ?|xlink:')
-"""Of a tag: namespaces, the names of groups, which other pictures of a page have, too, and fonts."""
-_LONG_FRACTION = re.compile(r"\d+\.\d{3,}")
-
-
-def _svg_element(svg_file: bytes, label: str) -> str:
-    """Return an SVG file as an element for a page, without what a page has itself, and without needless digits.
-
-    Style sheets are removed, as they would apply to the whole page, which has the same rules.
-
-    Args:
-        svg_file: the file as matplotlib writes it.
-        label: a description for people who hear the page.
-    """
-    _, start, rest = svg_file.decode().partition("<svg")
-    element = _TAG.sub(_short_tag, _STYLE_SHEET.sub("", start + rest))
-    return element.replace(start, f'{start} role="img" aria-label={quoteattr(label)}', 1)
-
-
-def _short_tag(match: re.Match[str]) -> str:
-    """Return the matched tag on one line, with coordinates rounded to a hundredth, and without what is needless."""
-    in_one_line = " ".join(match[0].split())
-    return _LONG_FRACTION.sub(_to_a_hundredth, _NEEDLESS.sub("", in_one_line))
-
-
-def _to_a_hundredth(match: re.Match[str]) -> str:
-    """Return the matched fraction rounded to two decimals, without zeros at its end."""
-    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+        images.append((f"data:image/svg+xml;base64,{content}", label))
+    return images

@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_a_function_does_what_its_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long
+    monkeypatch.setattr("hydractl.report.eval_html.page_images", lambda _: [])  # drawing takes long
     model = hydractl.open("vit.st")
     made = hydractl.prune(model, method="taylor", keep=2, seed=1, data=(X, Y))
     assert sha256_file(made.refs[0]) == sha256_file("a.st")  # though the data were in memory, and the model was open
@@ -242,7 +242,7 @@ def test_a_file_with_the_name_of_an_argument_is_no_input(tmp_path: Path, monkeyp
 
 @pytest.mark.long
 def test_a_study_of_what_is_in_memory_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])  # drawing takes long
+    monkeypatch.setattr("hydractl.report.eval_html.page_images", lambda _: [])  # drawing takes long
     draws = np.random.default_rng(1).integers(0, 256, (4, 20, 16, 16, 3), dtype=np.uint8)
     held: dict[str, Any] = dict(zip(("test", "seen", "other", "noise"), draws, strict=True))
     for name, images in held.items():

@@ -25,7 +25,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, A
     """Three answers: `base` is the same in all, the other models have other weights and figures in each."""
     monkeypatch.chdir(tmp_path)
     # Pages without pictures: drawing takes long.
-    monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])
+    monkeypatch.setattr("hydractl.report.eval_html.page_images", lambda _: [])
     found = []
     for number in range(3):
         document = everything()

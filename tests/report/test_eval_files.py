@@ -34,7 +34,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Pictures of a few bytes, but where they are looked at: drawing takes long."""
     if request.node.name != "test_everything_is_written_and_listed":
         monkeypatch.setattr("hydractl.report.eval_files.save_png", lambda picture, handle: handle.write(b"picture"))
-        monkeypatch.setattr("hydractl.report.eval_html.inline_svgs", lambda picture, salt: [])
+        monkeypatch.setattr("hydractl.report.eval_html.page_images", lambda _: [])
 
 
 def made(document: dict[str, Any], **options: Any) -> list[str]:
