@@ -54,6 +54,20 @@ class UsageError(HydraError):
     exit_code = 2
 
 
+def refuse_options(problems: Sequence[str], what: str, hint: str) -> None:
+    """Raise a UsageError for the problems with some options, if there are any.
+
+    Args:
+        problems: the sentences; one is the message itself, several are a list below it.
+        what: the options, for the message above a list.
+        hint: what to do.
+    """
+    if len(problems) == 1:
+        raise UsageError(problems[0], hint=hint)
+    if problems:
+        raise UsageError(f"{len(problems)} problems with {what}", hint=hint, problems=problems)
+
+
 class InputError(HydraError):
     """A bad input file, data set, mask or model (exit code 3)."""
 

@@ -198,7 +198,7 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
     plain = ["eval", "base.st", "--test", "plain.npz", "-o", "p.eval.json"]
     assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
-    assert "it needs labels, and the data have none" in warned(*plain, "--require", "id.accuracy>=0", code=2)
+    assert "unknown key 'id.accuracy'" in warned(*plain, "--require", "id.accuracy>=0", code=2)
     assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.jsonl")
     pruned = warned("prune", "base.st", "--method", "magnitude", "--keep", "3", "-o", "all.st")
     assert "no head is removed: --keep 3 keeps every head that base has" in pruned

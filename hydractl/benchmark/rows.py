@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, refuse_options
 from hydractl.families.meta_device import plain_sizes
 from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
@@ -124,11 +124,7 @@ def bench_rows(
     for name in sorted(counts):
         if counts[name] > 1:
             problems.append(f"two rows would be named {name}")
-    hint = "hydractl bench --help"
-    if len(problems) == 1:
-        raise UsageError(f"--compare {problems[0]}", hint=hint)
-    if problems:
-        raise UsageError(f"{len(problems)} problems with --compare", hint=hint, problems=problems)
+    refuse_options([f"--compare {problem}" for problem in problems], "--compare", hint="hydractl bench --help")
     return [replace(row, whole_last_block=whole_last_block) for row in rows]
 
 

@@ -133,24 +133,11 @@ class _OfPixels(_OfImages):
         return self.outputs((from_0_to_1 - self.mean) / self.std)
 
 
-def unnamed_inputs(inputs: NamedTensors) -> Any:
-    """Return named inputs in the format that the model takes: the inverse of :func:`named_inputs`."""
-    if set(inputs) == {PIXELS}:
-        return inputs[PIXELS]
-    return inputs
-
-
 def named_inputs(inputs: Any) -> dict[str, Tensor]:
     """Return the inputs of a model by name; images get the name ``pixel_values``, texts already have names."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
     return {PIXELS: inputs}
-
-
-def graph_answer_of(model: HydraModel) -> GraphAnswer:
-    """Return the module that computes the outputs of a graph from the logits and features of a model."""
-    chosen = Chosen.of(model.description.extra)
-    return GraphAnswer(chosen, model.detector, model.members)
 
 
 def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
@@ -206,7 +193,7 @@ def expectations(
                 padding = length // 2
                 mask_of_first_text = inputs["attention_mask"][0]  # a view: the next line changes `inputs`
                 mask_of_first_text[length - padding :] = 0
-        expected.append(_expectation(model, inputs, unnamed_inputs(inputs)))
+        expected.append(_expectation(model, inputs, inputs if longest is not None else example))
     return expected
 
 
@@ -298,7 +285,10 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
         HydraError: if torch.export cannot trace the model.
     """
     module = _module_to_trace(model, takes_texts=longest is not None, image_format=image_format)
-    example = _example_to_trace_with(model, image_format)
+    if image_format is not None:
+        example = {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
+    else:
+        example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
 
     # The graph is to hold nothing superfluous.
     module.eval().requires_grad_(False)
@@ -325,19 +315,12 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
 
 def _module_to_trace(model: HydraModel, *, takes_texts: bool, image_format: ImageFormat | None) -> _OfImages:
     """Wrap the model as a module with named inputs and outputs, for images in uint8, texts, or preprocessed images."""
-    answer = graph_answer_of(model)
+    answer = GraphAnswer(Chosen.of(model.description.extra), model.detector, model.members)
     if image_format is not None:
         return _OfPixels(model, answer, image_format)
     if takes_texts:
         return _OfTexts(model, answer)
     return _OfImages(model, answer)
-
-
-def _example_to_trace_with(model: HydraModel, image_format: ImageFormat | None) -> dict[str, Tensor]:
-    """Return example inputs of the module by name, with a batch of :data:`EXAMPLE_BATCH`."""
-    if image_format is not None:
-        return {IMAGES: random_uint8_images(image_format, EXAMPLE_BATCH, seed=0)}
-    return named_inputs(model.example_inputs(EXAMPLE_BATCH))
 
 
 def _settle_labels(model: HydraModel) -> None:

@@ -338,16 +338,13 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
     compared: list[tuple[str, object, object]] = [
         ("family", first.family, second.family),
         ("architecture", first.arch, second.arch),
+        ("number of classes", a.classes, b.classes),
+        ("prompt", first.prompt, second.prompt),
+        ("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")),
     ]
-    if a.classes is not None and b.classes is not None:
-        compared.append(("number of classes", a.classes, b.classes))
-    if first.prompt is not None and second.prompt is not None:
-        compared.append(("prompt", first.prompt, second.prompt))
-    compared.append(("input size", first.preprocess.get("input_size"), second.preprocess.get("input_size")))
-
     differences: list[str] = []
     for quality, expected, actual in compared:
-        if actual != expected:
+        if expected is not None and actual is not None and actual != expected:
             differences.append(f"{quality} {actual!r}, not {expected!r}")
     if differences:
         return differences

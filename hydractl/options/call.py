@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from hydractl.errors import UsageError
+from hydractl.errors import refuse_options
 from hydractl.files.header import PICKLES
 from hydractl.log import Log
 from hydractl.options.option import Option, value_text
@@ -345,11 +345,7 @@ def checking() -> Iterator[Call]:
 
     # All problems: of files, of single options, and between options.
     problems = [*call.problems, *chain.from_iterable(call.wrong.values()), *call.between]
-    hint = f"hydractl {call.verb} --help"
-    if len(problems) == 1:
-        raise UsageError(problems[0], hint=hint)
-    if problems:
-        raise UsageError(f"{len(problems)} problems with the options of {call.verb}", hint=hint, problems=problems)
+    refuse_options(problems, f"the options of {call.verb}", hint=f"hydractl {call.verb} --help")
     call.ready()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
@@ -15,7 +14,7 @@ from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.jsonio import shown
+from hydractl.jsonio import Document, shown
 from hydractl.options.call import Call, filled
 from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
 from hydractl.verbs.outcome import Outcome
@@ -37,67 +36,56 @@ def run(call: Call) -> Outcome:
         InputError: there are no reports on documents of this kind.
     """
     over, requirements = call.values["over"], call.values["require"]
-    documents = {file.text: file.content for file in call.values["model"]}
-    schemas = {_schema_of(document, path) for path, document in documents.items()}
-    has_several = len(documents) > 1
+    answers = {file.text: _answer_of(file) for file in call.values["model"]}
+    has_several = len(answers) > 1
 
     # Evals, of which several have a mean.
     if has_several and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
-    if schemas == {EvalAnswer.form()}:
-        answers = {path: EvalAnswer.of(document, _origin(path)) for path, document in documents.items()}
-        eval_answer = next(iter(answers.values()))
+    evals = {path: answer for path, answer in answers.items() if isinstance(answer, EvalAnswer)}
+    if len(evals) == len(answers):
+        eval_answer = next(iter(evals.values()))
         if over is not None:
-            eval_answer = means(answers, over)
+            eval_answer = means(evals, over)
             call.log.warn_all(eval_answer.warnings)
         return _report_on_eval(eval_answer, call)
 
     # The others are shown one at a time, and have no use for the options of evals.
     if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
-    ((path, document),) = documents.items()
-    origin = _origin(path)
-    answer: BenchAnswer | StudyAnswer
-    if schemas == {BenchAnswer.form()}:
-        verb, hint = "bench", None
-        answer = BenchAnswer.of(document, origin)
-    else:
-        verb, hint = "study", "the folder of a study holds test.json, the eval of all its rows"
-        answer = StudyAnswer.of(document, origin)
+    ((path, answer),) = answers.items()
     for name in ("html", "over", "plots"):
         if call.given(name):
-            raise UsageError(f"{call.label(name)} is of an eval, and {origin} is of {verb}", hint=hint)
-    if isinstance(answer, BenchAnswer):
-        return Outcome(answer, unmet=_unmet_of_bench(answer, requirements))
-    rows = [(row.name, row.to_dict()) for row in answer.rows]
-    return Outcome(answer, unmet=unmet_in(rows, requirements))
+            hint = "report on an eval: the folder of a study holds one, test.json"
+            raise UsageError(f"{call.label(name)} is of an eval, and {_origin(path)} is of another verb", hint=hint)
+    if isinstance(answer, StudyAnswer):
+        rows = [(row.name, row.to_dict()) for row in answer.rows]
+        return Outcome(answer, unmet=unmet_in(rows, requirements))
+    assert isinstance(answer, BenchAnswer)  # an eval alone is one of evals
+    return Outcome(answer, unmet=_unmet_of_bench(answer, requirements))
 
 
-def _schema_of(document: Any, path: str) -> str:
-    """Return the schema of a document, if there are reports on documents of that kind.
+def _answer_of(file: Document) -> EvalAnswer | BenchAnswer | StudyAnswer:
+    """Return the results that a document holds, if there are reports on documents of that kind.
 
     Raises:
         InputError: there are none; the message names the schema.
     """
-    schema = None
-    schema_shown = "none"
-    if isinstance(document, dict):
-        schema = document.get("schema")
-        schema_shown = shown(schema)
-    known = (EvalAnswer.form(), BenchAnswer.form(), StudyAnswer.form())
-    if schema in known:
-        return str(schema)
+    document, origin = file.content, _origin(file.text)
+    kinds: tuple[type[EvalAnswer | BenchAnswer | StudyAnswer], ...] = (EvalAnswer, BenchAnswer, StudyAnswer)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    for kind in kinds:
+        if schema == kind.form():
+            return kind.of(document, origin)
     raise InputError(
-        f"{_origin(path)} is no document of eval, bench or study (schema {schema_shown})",
-        hint=f"these have the schemas {', '.join(known)}",
+        f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
+        hint=f"these have the schemas {', '.join(kind.form() for kind in kinds)}",
     )
 
 
 def _origin(path: str) -> str:
     """Return what messages call the file of a document."""
-    if path == "-":
-        return "standard input"
-    return path
+    return "standard input" if path == "-" else path
 
 
 # --- evals ------------------------------------------------------------------------------------------------------------

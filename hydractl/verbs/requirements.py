@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Collection, Mapping, Sequence
 
-from hydractl.errors import UsageError, did_you_mean
+from hydractl.errors import did_you_mean, refuse_options
 from hydractl.expressions.conditions import Requirement
 from hydractl.files.results import MISSING, value_at
 
@@ -57,11 +56,8 @@ def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     key = requirement.key
     value = value_at(values, key)
     if value is MISSING:
-        guess = did_you_mean(key, _number_keys(values))
-        return f"{name} has no {key}{guess}"
-    if value is None:
-        return f"{key} of {name} is null"
-    if not _is_number(value):
+        return f"{name} has no {key}"
+    if isinstance(value, bool) or not isinstance(value, int | float):  # bool is a subclass of int
         return f"{key} of {name} is {value!r}, not a number"
     if requirement.holds(value):
         return None
@@ -94,62 +90,28 @@ def check_known(
             advice = _advice_on_unknown_key(requirement.key, keys)
             problems.append(f"{option}: unknown key {requirement.key!r}{advice}")
 
-    # One problem is the message itself, several are a list below it.
-    if not problems:
-        return
-    hint = f"keys: {', '.join(keys)}"
-    if len(problems) == 1:
-        (only_problem,) = problems
-        raise UsageError(only_problem, hint=hint)
-    raise UsageError(f"{len(problems)} problems with --require", hint=hint, problems=problems)
-
-
-_OOD_GROUPS = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
-"""The beginnings of keys that rows have only if there are OOD data."""
+    refuse_options(problems, "--require", hint=f"keys: {', '.join(keys)}")
 
 
 def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
-    """Return the end of the message about an unknown key: which key may be meant, or which data it needs.
+    """Return the end of the message about an unknown key, which names a key that may be meant; empty without one.
 
     Args:
         key: the dotted key of a requirement; it is not in ``keys``.
         keys: the dotted keys that every row will have.
-
-    Returns:
-        A text to put after the key, beginning with ``;``; empty if no key is similar.
     """
     # The user may have written only the last part, such as auroc for ood_avg.auroc.
     ending_in_it = [known for known in keys if known.endswith(f".{key}")]
     if ending_in_it:
         first_three = " or ".join(ending_in_it[:3])
         return f"; did you mean {first_three}?"
-
-    # The key may exist, but only in an evaluation with other data.
-    has_ood_data = any(known.startswith(_OOD_GROUPS) for known in keys)
-    if key.startswith(_OOD_GROUPS) and not has_ood_data:
+    if key.startswith(_OOD_GROUPS) and not any(known.startswith(_OOD_GROUPS) for known in keys):
         return "; it needs OOD data: --ood NAME=SPEC"
-    is_evaluation = "id.n" in keys
-    has_labels = any(known.startswith("id.acc") for known in keys)
-    if key.startswith("id.") and is_evaluation and not has_labels:
-        return "; it needs labels, and the data have none"
-
-    # Otherwise it may be misspelt.
     return did_you_mean(key, keys)
 
 
-def _number_keys(row: Values, prefix: str = "") -> Iterator[str]:
-    """Yield all dotted keys whose value is a number, or null in place of a number."""
-    for key, value in row.items():
-        if isinstance(value, Mapping):
-            yield from _number_keys(value, f"{prefix}{key}.")
-        elif value is None or _is_number(value):
-            yield f"{prefix}{key}"
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    if isinstance(value, bool):  # bool is a subclass of int
-        return False
-    return isinstance(value, (int, float))
+_OOD_GROUPS = ("ood.", "ood_avg.", "near_avg.", "far_avg.")
+"""The beginnings of keys that rows have only if there are OOD data."""
 
 
 def _rows_of(requirement: Requirement, rows: Sequence[Row], exempt: Collection[str]) -> list[Row]:

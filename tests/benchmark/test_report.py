@@ -69,7 +69,7 @@ def test_the_document_is_the_answer_and_is_held_against_requirements() -> None:
 
 
 def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
-    with pytest.raises(InputError, match=r"bench.json is no document of eval, bench or study \(schema none\)"):
+    with pytest.raises(InputError, match=r"bench.json is no document of eval, bench or study \(schema None\)"):
         again([1])
     with pytest.raises(InputError, match="bench.json is no document of eval, .*hydractl.mask/1"):
         again({"schema": "hydractl.mask/1"})
@@ -82,9 +82,9 @@ def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"html": "r.html"}, "--html is of an eval, and bench.json is of bench"),
-        ({"over": "seed"}, "--over is of an eval, and bench.json is of bench"),
-        ({"plots": "bench.svg"}, "--plots is of an eval, and bench.json is of bench"),
+        ({"html": "r.html"}, "--html is of an eval, and bench.json is of another verb"),
+        ({"over": "seed"}, "--over is of an eval, and bench.json is of another verb"),
+        ({"plots": "bench.svg"}, "--plots is of an eval, and bench.json is of another verb"),
     ],
 )
 def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) -> None:

@@ -57,11 +57,11 @@ def test_no_row_to_hold_it_against_is_a_failure() -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        ("peak<=1", "peak of base is null"),
+        ("peak<=1", "peak of base is None, not a number"),
         ("group==1", "group of base is 'near', not a number"),
         ("compile==1", "compile of base is True, not a number"),
         ("latency_ms<=1", "latency_ms of base is {'median': 4.0}, not a number"),
-        ("latency_ms.medain<=1", "base has no latency_ms.medain; did you mean latency_ms.median?"),
+        ("latency_ms.medain<=1", "base has no latency_ms.medain"),
         ("watts<=1", "base has no watts"),
     ],
 )
@@ -72,7 +72,7 @@ def test_what_is_no_number_does_not_hold(key: str, why: str) -> None:
 def test_names_with_dots_and_groups_that_are_null() -> None:
     rows = [("m", {"ood": {"cifar-10.1": {"auroc": 0.9}}, "near_avg": None, "ood_avg": {"auroc": 0.8}})]
     assert failures("ood.cifar-10.1.auroc>=0.9", rows) == []
-    assert failures("near_avg.auroc>=0.5", rows) == ["near_avg.auroc>=0.5: near_avg.auroc of m is null"]
+    assert failures("near_avg.auroc>=0.5", rows) == ["near_avg.auroc>=0.5: near_avg.auroc of m is None, not a number"]
 
 
 def test_names_with_colons_and_spaces_beside_the_sign() -> None:
