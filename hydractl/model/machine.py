@@ -18,10 +18,6 @@ _LARGEST = 16_384
 _STEP = 64
 """All sizes are multiples of this."""
 
-_SIZES = (32, 128, 512)
-"""The sizes of the matrices with which two formats are compared."""
-_ENOUGH = 0.05
-"""A size is only tried if its product is expected to take at most this many seconds."""
 _NOTICEABLE = 1.1
 """A slowdown above this factor is worth a warning."""
 
@@ -64,36 +60,6 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     return size**3 / seconds
 
 
-def slowdown(dtype: torch.dtype, device: torch.device) -> float | None:
-    """Measure how many times longer a matrix product takes than in float32; below 1 if it is faster.
-
-    The size grows only while the next size is sure to take little time, so all sizes together take less than a second.
-
-    Returns:
-        The factor at the largest size that was measured; None if the device cannot multiply matrices of this dtype.
-    """
-    import torch
-
-    factor = None  # seconds in this dtype / seconds in float32
-    growth = _SIZES[1] / _SIZES[0]  # the ratio of each size to the previous one
-    for size in _SIZES:
-        times = []
-        times_in_float32 = []
-        try:
-            for _ in range(3):
-                # Alternate, so that other work on the machine slows down both.
-                times.append(_best_seconds(size, dtype, device, runs=1))
-                times_in_float32.append(_best_seconds(size, torch.float32, device, runs=1))
-        except RuntimeError:
-            return None
-        seconds = min(times)
-        factor = seconds / min(times_in_float32)
-        time_of_next_size = seconds * growth**3  # the number of multiply-adds grows with the third power of the size
-        if time_of_next_size > _ENOUGH:
-            break
-    return factor
-
-
 def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return a warning if a half-precision format was measured to be slower than float32 on this CPU; else None."""
     import torch
@@ -102,8 +68,12 @@ def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     if device.type != "cpu" or dtype not in half_precision:
         return None
     name = str(dtype).removeprefix("torch.")
-    factor = slowdown(dtype, device)
-    if factor is None or factor <= _NOTICEABLE:
+    rate = peak_macs_per_s(device, dtype)
+    rate_of_float32 = peak_macs_per_s(device, torch.float32)
+    if rate is None or rate_of_float32 is None:
+        return None
+    factor = rate_of_float32 / rate
+    if factor <= _NOTICEABLE:
         return None
     times = f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
     return f"{name} is {times} times slower than float32 on this CPU (measured on a matrix product)"

@@ -303,7 +303,8 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
         (1.05, []),
         (37.4, ["bfloat16 is 37 times slower than float32 on this CPU (measured on a matrix product)"]),
     ):
-        monkeypatch.setattr(machine, "slowdown", lambda *_, factor=factor: factor)
+        rates = {torch.float32: 1e9, torch.bfloat16: 1e9 / factor}
+        monkeypatch.setattr(machine, "peak_macs_per_s", lambda _, dtype, rates=rates: rates[dtype])
         log = Log()
         document = measure(log=log, dtype=["bfloat16", "float32"], force=True).result.to_dict()
         assert log.warnings == document.get("warnings", []) == expected

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hydractl.model import machine
-from hydractl.model.machine import peak_macs_per_s, slow_format, slowdown
+from hydractl.model.machine import peak_macs_per_s, slow_format
 
 CPU = torch.device("cpu")
 
@@ -40,9 +40,8 @@ def test_the_peak_is_that_of_a_product_of_a_tenth_of_a_second(rate: float, monke
 @pytest.mark.parametrize("factor", [0.5, 1.05, 3.26, 480])
 def test_slow_formats_are_found_in_a_moment(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, float32=2e10, bfloat16=2e10 / factor, float64=1.0)
-    assert slowdown(torch.bfloat16, CPU) == pytest.approx(factor)
-    assert clock.now < 0.3
     text = slow_format(torch.bfloat16, CPU)
+    assert clock.now < 2
     expected = {3.26: "bfloat16 is 3.3 times slower than float32", 480: "bfloat16 is 480 times slower"}.get(factor)
     assert text is None if expected is None else text is not None and text.startswith(expected)
     assert slow_format(torch.float64, CPU) is None and slow_format(torch.bfloat16, torch.device("cuda")) is None
