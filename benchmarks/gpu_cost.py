@@ -123,7 +123,7 @@ def member(base: Source, number: int, shared: int) -> Source:
         if is_shared:
             continue
         for name in base.tensors.names():
-            if name.startswith(f"{site.path}.") and base.family.part(name, sites) == "attention":
+            if name.startswith(f"{site.path}.") and base.family.part(name) == "attention":
                 tensor = base.tensors.read(name)
                 changed[name] = tensor + 0.01 * torch.randn(tensor.shape, generator=draw)
     tensors = DictTensors({name: changed.get(name, base.tensors.read(name)) for name in base.tensors.names()})

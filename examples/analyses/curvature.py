@@ -43,7 +43,7 @@ def head_parameters(model: HydraModel) -> list[Tensor]:
     found: list[Tensor] = []
     for attention in model.attentions:
         bank = attention.only.bank
-        found += [p for p in (bank.qkv, bank.qkv_bias, bank.out, bank.gate, bank.gate_bias) if p is not None]
+        found += [p for p in (bank.qkv, bank.qkv_bias, bank.out) if p is not None]
     return [p.requires_grad_(True) for p in found]
 
 
@@ -58,7 +58,7 @@ def pruning_step(model: HydraModel, removed: Iterable[Head]) -> list[Tensor]:
         bank = attention.only.bank
         parameter = bank.qkv.detach()
         off = parameter.new_tensor([float((site.path, head) in gone) for head in range(site.heads)])
-        for one in (bank.qkv, bank.qkv_bias, bank.out, bank.gate, bank.gate_bias):
+        for one in (bank.qkv, bank.qkv_bias, bank.out):
             if one is None:
                 continue
             along = 1 if one is bank.out else 0  # heads lie in the columns of the output projection, else in rows

@@ -133,8 +133,9 @@ def tokenized(model: HydraModel, texts: list[str | tuple[str, str]]) -> Any:
 
 def rows_of(model: HydraModel, inputs: Any) -> list[dict[str, Any]]:
     """Return the answers to a batch, a dictionary for each input."""
+    weight = next(model.parameters())
     try:
-        answer = model.predict(move(inputs, model.device, model.dtype))
+        answer = model.predict(move(inputs, weight.device, weight.dtype))
     except HydraError:  # its logits are not finite, for example
         raise HTTPException(422, "the model has no answer for an input") from None
     columns: dict[str, list[Any]] = {"predicted": answer.predicted_labels, "confidence": answer.confidence.tolist()}

@@ -347,7 +347,6 @@ class BlockCost:
     Attributes:
         d_model, head_dim: the widths of a token and of a head.
         keys: how many key and value heads the model has.
-        gated: whether attention has a gate.
         per_token: the mult-adds of all linear layers outside attention, for each token.
         share: how many tokens the block has for each token of the stem.
         windows: how many windows the tokens are divided into; tokens attend only within their window.
@@ -356,7 +355,6 @@ class BlockCost:
     d_model: int
     head_dim: int
     keys: int
-    gated: bool
     per_token: int
     share: float
     windows: int
@@ -387,7 +385,6 @@ class BlockCost:
             d_model=bank.out.shape[0],
             head_dim=bank.head_dim,
             keys=keys,
-            gated=bank.gate is not None,
             per_token=per_token,
             share=share,
             windows=windows,
@@ -397,8 +394,7 @@ class BlockCost:
         """Return the mult-adds of the whole block for one sample.
 
         With t tokens, q queries, width w = heads * head_dim, key width k, d = d_model and W windows, they are 2 q d w
-        (queries and outputs; 3 q d w with a gate) + 2 t d k (keys and values) + 2 q t w / W (attention), and those of
-        all other layers.
+        (queries and outputs) + 2 t d k (keys and values) + 2 q t w / W (attention), and those of all other layers.
 
         Args:
             tokens: how many tokens have keys and values, counted in tokens of the stem; the block has the share
@@ -412,8 +408,7 @@ class BlockCost:
         key_heads = min(heads, self.keys)  # heads may share keys (grouped-query attention)
         key_width = key_heads * self.head_dim
 
-        weights_of_queries = 2 + self.gated  # queries, outputs, and gates if there are any
-        query_projections = weights_of_queries * queries_here * self.d_model * width
+        query_projections = 2 * queries_here * self.d_model * width  # queries and outputs
         key_projections = 2 * tokens_here * self.d_model * key_width  # keys and values
 
         # Scores, and weighted sums of values; a query attends only to the tokens of its window.

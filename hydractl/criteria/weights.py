@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EPSILON = 1e-6
 """Added to the divisor of scores, as in the code of the authors of OBA."""
 
-_MATRICES = ("proj", "text_projection", "qkv", "out", "gate", "pos_q", "pos_k")
+_MATRICES = ("proj", "text_projection", "qkv", "out", "pos_q", "pos_k")
 """The names of matrices that a module holds itself: projections of open_clip, and the heads of hydractl."""
 
 

@@ -211,7 +211,6 @@ class AttentionLayout:
         qkv: the name of one matrix with queries, keys and values, ``[3 * heads * head_dim, d_model]`` (fewer rows if
             heads share keys), or three names with one matrix each.
         out: the output projection, ``[d_model, heads * head_dim]``.
-        gate: the gate that multiplies the attention output, a matrix of the shape of the queries' matrix.
         q_norm, k_norm: norms that act on the queries and the keys of one head at a time.
         table: the tensor of relative positions: what each head adds to the score of two tokens at each of R distances,
             ``[R, heads]``.
@@ -223,7 +222,6 @@ class AttentionLayout:
 
     qkv: tuple[str, ...]
     out: str
-    gate: str = ""
     q_norm: str = ""
     k_norm: str = ""
     table: str = ""
@@ -243,8 +241,8 @@ class AttentionLayout:
         queries = output.shape[1]
 
         # All tensors whose rows belong to heads, by the field of HeadWeights: [heads, head_dim, ...]. A tensor of the
-        # library holds one field, e.g. fields = ("gate",), or three of them on top of each other, e.g. fields = ("q",
-        # "k", "v") for `attn.qkv.weight`.
+        # library holds one field, e.g. fields = ("q",), or three of them on top of each other, e.g. fields = ("q", "k",
+        # "v") for `attn.qkv.weight`.
         rows: dict[str, Tensor] = {}
         for name, fields in self._fields_by_name(site.path).items():
             if name not in tensors:
@@ -273,8 +271,6 @@ class AttentionLayout:
             k_bias=rows.get("k_bias"),
             v_bias=rows.get("v_bias"),
             o_bias=tensors.get(out_bias),
-            gate=rows.get("gate"),
-            gate_bias=rows.get("gate_bias"),
             table=None if table is None else table.T,  # [R, heads] -> [heads, R]
             pos_q=rows.get("pos_q"),
             pos_q_bias=rows.get("pos_q_bias"),
@@ -292,7 +288,7 @@ class AttentionLayout:
             site: the block.
             weights: the weights of the block; fields that are None are not written.
         """
-        # Queries, keys, values, gate and positions. One tensor may hold several of them, one below the other.
+        # Queries, keys, values and positions. One tensor may hold several of them, one below the other.
         for name, fields in self._fields_by_name(site.path).items():
             rows_of_fields = []
             for field_name in fields:
@@ -349,9 +345,7 @@ class AttentionLayout:
             for module, letter in zip(self.qkv, "qkv", strict=True):
                 fields_by_module[module] = (letter,)
 
-        # What only some models have: gates, and projections of positions to queries and keys.
-        if self.gate:
-            fields_by_module[self.gate] = ("gate",)
+        # What only some models have: projections of positions to queries and keys.
         if self.positions:
             to_queries, to_keys = self.positions
             fields_by_module[to_queries] = ("pos_q",)
@@ -540,14 +534,10 @@ class ModelFamily(ABC):
         """Write the weights of one site: the inverse of :meth:`read`, bit for bit."""
         self.layout(site).write(tensors, site, weights)
 
-    def part(self, name: str, sites: Sequence[Site]) -> str:
+    def part(self, name: str) -> str:
         """Return the part of the model that a tensor belongs to: ``attention``, ``mlp``, ``norm``, ``embed``, ``own``.
 
         ``own`` is everything that is never merged, following the paper: LayerScale, poolers, the classifier.
-
-        Args:
-            name: the name of the tensor.
-            sites: the attention blocks of the model; families whose names of parts depend on them use this.
         """
         for part, pattern in self.parts.items():
             if re.match(pattern, name):
@@ -728,16 +718,11 @@ def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, k
     return replace(weights, key_heads=site.key_heads(kept))
 
 
-def parts_by_name(family: ModelFamily, names: Iterable[str], sites: Sequence[Site]) -> dict[str, str]:
-    """Return the part of the model for each tensor name (see :meth:`ModelFamily.part`)."""
-    return {name: family.part(name, sites) for name in names}
-
-
-def attention_names(family: ModelFamily, names: Iterable[str], sites: Sequence[Site], site: Site) -> list[str]:
+def attention_names(family: ModelFamily, names: Iterable[str], site: Site) -> list[str]:
     """Return the names of the tensors that belong to the heads of one site, without e.g. a norm in its module."""
     start = f"{site.path}."
     names_of_heads = []
     for name in names:
-        if name.startswith(start) and family.part(name, sites) == "attention":
+        if name.startswith(start) and family.part(name) == "attention":
             names_of_heads.append(name)
     return names_of_heads

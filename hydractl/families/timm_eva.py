@@ -22,7 +22,7 @@ from timm.models.eva import Eva as Eva  # noqa: E402
 from timm.models.eva import EvaAttention, EvaBlockPostNorm  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
-_FUSED = AttentionLayout(("qkv",), "proj", gate="gate", q_norm="q_norm", k_norm="k_norm")
+_FUSED = AttentionLayout(("qkv",), "proj", q_norm="q_norm", k_norm="k_norm")
 LAYOUTS = {
     "": _FUSED,
     "own biases": replace(_FUSED, biases=("q_bias", "v_bias")),
@@ -53,7 +53,8 @@ class RotaryStandIn(nn.Module):
         Args:
             x: the tokens, ``[M * B, T, d_model]``.
             rope: sines, then cosines of the angles of all tokens but the prefix, ``[T - prefix, 2 * head_dim]``.
-            attn_mask, is_causal: as for timm's attention.
+            attn_mask: as for timm's attention.
+            is_causal: always False.
         """
         rotary = None
         if rope is not None:
@@ -64,7 +65,7 @@ class RotaryStandIn(nn.Module):
             sin = torch.cat((patch_sin.new_zeros(prefix_shape), patch_sin))  # [T, head_dim]
             cos = torch.cat((patch_cos.new_ones(prefix_shape), patch_cos))
             rotary = Rotary(cos[None, None], sin[None, None], self.neighbours)
-        return self.attention(x, attn_mask=attn_mask, is_causal=is_causal, rotary=rotary)
+        return self.attention(x, attn_mask=attn_mask, rotary=rotary)
 
 
 def layout_name(attention: Any) -> str:

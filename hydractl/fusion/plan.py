@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families.base import MERGEABLE, attention_names, parts_by_name, read_heads
+from hydractl.families.base import MERGEABLE, attention_names, read_heads
 from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
@@ -211,14 +211,13 @@ def plan_fusion(
     # The tensors to average, by the parts they belong to.
     first = sources[0]
     names = first.tensors.names()
-    parts = parts_by_name(first.family, names, first.sites)
-    averaged = [name for name in names if parts[name] in merged_parts]
+    averaged = [name for name in names if first.family.part(name) in merged_parts]
 
     # Attention: if each head is equal in all members that have it, the heads of the site are stored once (a union).
     unions: list[HeadUnion] = []
     in_attention: set[str] = set()
     for site in first.sites:
-        names_of_site = attention_names(first.family, names, first.sites, site)
+        names_of_site = attention_names(first.family, names, site)
         in_attention.update(names_of_site)
         owners: Owners | None = None if headers_only else common_heads(sources, site, names_of_site)
         if owners is not None:

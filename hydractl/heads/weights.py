@@ -22,7 +22,6 @@ class HeadWeights:
         q_bias, k_bias, v_bias: ``[heads, head_dim]``, ``[key heads, head_dim]``, or None.
         o: ``[heads, d_model, head_dim]``, the column blocks of the output projection.
         o_bias: ``[d_model]`` or None; it belongs to no head and survives any pruning.
-        gate, gate_bias: like ``q`` and ``q_bias`` if the library gates the attention output, else None.
         table: ``[heads, R]``, the numbers that are added to attention scores at each of R distances, or None.
         pos_q, pos_q_bias, pos_k, pos_k_bias: like ``q`` and ``q_bias`` if vectors of the distances have their own
             projections, else None.
@@ -38,8 +37,6 @@ class HeadWeights:
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
     o_bias: Tensor | None = None
-    gate: Tensor | None = None
-    gate_bias: Tensor | None = None
     table: Tensor | None = None
     pos_q: Tensor | None = None
     pos_q_bias: Tensor | None = None
@@ -183,7 +180,7 @@ class HeadWeights:
         return replace(self, **changed)
 
 
-HEAD_ROWS = ("gate", "gate_bias", "table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
+HEAD_ROWS = ("table", "pos_q", "pos_q_bias", "pos_k", "pos_k_bias")
 OF_KEYS = ("k", "v", "k_bias", "v_bias")
 """The tensors with a row for each key head; all others of PER_HEAD have a row for each head."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError
-from hydractl.families.base import ModelFamily, Stages, attention_names, parts_by_name, read_heads
+from hydractl.families.base import ModelFamily, Stages, attention_names, read_heads
 from hydractl.files.checkpoint import LentTensors, TensorSource
 from hydractl.files.description import Description
 from hydractl.heads.mask import Site
@@ -55,7 +55,7 @@ class Assembly:
         self._stored_once = sites_stored_once(tensors, family, self._sites)
         members = range(len(description.masks))
         self._views = [MemberTensors(tensors, member) for member in members]
-        self._parts = parts_by_name(family, self._views[0].stored, sites)
+        self._parts = {name: family.part(name) for name in self._views[0].stored}
         # The library's names of all tensors that every member has for itself.
         self._per_member = {name for view in self._views for name, stored in view.stored.items() if name != stored}
 
@@ -235,7 +235,7 @@ class Assembly:
         # Read the heads that are stored under the member's names.
         view = self._views[member]
         tensors = {}
-        for name in attention_names(self._family, view, self._sites, site):
+        for name in attention_names(self._family, view, site):
             tensors[name] = self._reader.tensor(view.stored[name])
         held = held_mask(self._masks, member, self._stored_once)
         weights = read_heads(self._family, tensors, site, held.kept[site.path])

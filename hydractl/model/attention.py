@@ -36,13 +36,11 @@ class _Meeting:
 
     Attributes:
         mask: broadcastable to ``[B, heads, q, T]``.
-        is_causal: whether a token sees only itself and earlier tokens.
         query_rotary, key_rotary: rotate queries and keys by their positions.
         relative: adds terms to the scores that depend on the distance between query token and key token.
     """
 
     mask: Tensor | None
-    is_causal: bool
     query_rotary: Rotary | None
     key_rotary: Rotary | None
     relative: Relative | None = None
@@ -127,7 +125,7 @@ class HeadAttention(nn.Module):
     def _read_members(self, members: list[MemberProjections]) -> None:
         """Store what every call needs of the members in plain lists, because iterating over a ModuleList is slow."""
         self._projections = members
-        # The bank of each member that has all heads of a bank without gates and shared keys; None for others.
+        # The bank of each member that has all heads of a bank without shared keys; None for others.
         self._plain_banks: list[HeadBank | None] = []
         for projections in members:
             is_plain = projections.plain and not self.pooled
@@ -167,8 +165,7 @@ class HeadAttention(nn.Module):
         device = self.projections[0].bank.out.device
         if not self._stacked.possible or not context.batches(device):
             return
-        with torch.no_grad():
-            self._stacked.make()
+        self._stacked.make()
 
     def stack_caches(self) -> Mapping[str, StackCache]:
         """Return the stacks of all weights by name; empty if members cannot run as batched products."""
@@ -195,7 +192,7 @@ class HeadAttention(nn.Module):
         Args:
             x: ``[M * B, T, d_model]``, or ``[B, T, d_model]`` if a single member runs.
             attn_mask: broadcastable to ``[B, heads, T, T]``, boolean (True: may be seen) or additive.
-            is_causal: whether a token sees only itself and earlier tokens.
+            is_causal: always False: a mask says what tokens see. The blocks of timm pass it.
             rotary: rotates queries and keys by the positions of all tokens; None if only ``x`` holds positions.
             relative: adds terms to the scores that depend on the distances of tokens; ``attn_mask`` does not include
                 them.
@@ -203,6 +200,7 @@ class HeadAttention(nn.Module):
         Returns:
             A tensor of the shape of ``x``.
         """
+        assert not is_causal
         context = context_of_run()
 
         # The caller may have set the result.
@@ -213,18 +211,17 @@ class HeadAttention(nn.Module):
         # of each head (head gates) or wants to see it (an observer).
         is_watched = self.head_gate is not None or self.observer is not None
         if rotary is None and relative is None and not is_watched:
-            output = self._short_path(x, attn_mask, is_causal, context)
+            output = self._short_path(x, attn_mask, context)
             if output is not None:
                 return self._with_dropout(output)
 
         # How queries meet keys: which pairs may attend, and how positions enter the scores.
-        meeting = _Meeting(attn_mask, is_causal, query_rotary=rotary, key_rotary=rotary, relative=relative)
+        meeting = _Meeting(attn_mask, query_rotary=rotary, key_rotary=rotary, relative=relative)
 
         # If only some tokens are queries, `x` holds these, and `memory` holds all tokens.
         memory = None
         queries = context.queries
         if queries is not None:
-            assert not is_causal, "a block that runs for some tokens needs its mask written out"
             memory = queries.memory
             meeting = meeting.for_query_tokens(queries)
 
@@ -256,10 +253,10 @@ class HeadAttention(nn.Module):
                 outputs.append(projections.output(heads_of_member))
         return self._with_dropout(cat_parts(outputs))
 
-    def _short_path(self, x: Tensor, mask: Tensor | None, is_causal: bool, context: RunContext) -> Tensor | None:
+    def _short_path(self, x: Tensor, mask: Tensor | None, context: RunContext) -> Tensor | None:
         """Attend like :meth:`forward`, on a short path that covers only the usual case.
 
-        The path handles no gates, shared keys, position terms or rotary angles. It computes the same and launches the
+        The path handles no shared keys, position terms or rotary angles. It computes the same and launches the
         same operators, but with less Python in between, for which a small model would have to wait.
 
         Returns:
@@ -268,7 +265,7 @@ class HeadAttention(nn.Module):
         memory = None
         queries = context.queries
         if queries is not None:
-            if mask is not None or is_causal:  # the mask has rows for all tokens, not only for the queries
+            if mask is not None:  # the mask has rows for all tokens, not only for the queries
                 return None
             memory = queries.memory
         dropout = self.attention_dropout if self.training else 0.0
@@ -279,7 +276,7 @@ class HeadAttention(nn.Module):
             if mask is not None:
                 mask = context.mask_for_members(mask, len(self._projections))
             q, k, v = stacked.project(x, memory)
-            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout)
             return stacked.output(attended)
 
         # A single member: the model's only one, or the one that runs alone.
@@ -292,7 +289,7 @@ class HeadAttention(nn.Module):
         if bank is None:
             return None
         q, k, v = bank.project(None, x, memory)
-        attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
+        attended = F.scaled_dot_product_attention(q, k, v, mask, dropout)
         heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, head_dim] -> [B, q, h * head_dim]
         return F.linear(heads, bank.out, bank.out_bias)
 
@@ -333,12 +330,9 @@ class HeadAttention(nn.Module):
 
         # Concatenate the heads of each member.
         heads: list[Tensor | None] = []
-        for member, projections in enumerate(members):
-            attended_heads = attended[member]
-            if attended_heads is None:
-                heads.append(None)
-            else:
-                heads.append(projections.concatenate(attended_heads, parts[member]))
+        for of_member in attended:
+            # [B, h, q, head_dim] -> [B, q, h * head_dim]
+            heads.append(None if of_member is None else of_member.transpose(1, 2).flatten(2))
 
         # Multiply them by the head gates, if these are set.
         if self.head_gate is None:
@@ -428,7 +422,7 @@ class HeadAttention(nn.Module):
             k = meeting.key_rotary(k)
         dropout = self.attention_dropout if self.training else 0.0
         scale = None if meeting.relative is None else meeting.relative.scale
-        return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, meeting.is_causal, scale=scale)
+        return F.scaled_dot_product_attention(q, k, v, meeting.mask, dropout, scale=scale)
 
     def _stacked_weights(self, context: RunContext, device: torch.device) -> StackedWeights | None:
         """Return the stacked weights of all members if these run as batched products now, else None."""

@@ -94,17 +94,16 @@ class HeadBank(nn.Module):
         qkv: ``[heads * 3 * head_dim, d_model]``: the queries, keys and values of each head together, so that the
             weights of neighbouring heads are one matrix. If heads share keys, the rows are fewer, see ``packing``.
         qkv_bias: ``[heads * 3 * head_dim]`` in the same order, or None.
+        has_key_bias: whether keys have a bias. If only queries and values have one, that of keys is zero.
         packing: the order of the rows of ``qkv``.
         key_heads: see :class:`hydractl.heads.weights.HeadWeights`.
         out: ``[d_model, heads * head_dim]``; its bias is ``[d_model]`` or None.
-        gate, pos_q, pos_k: ``[heads * head_dim, d_model]`` or None, with biases ``[heads * head_dim]`` or None.
+        pos_q, pos_k: ``[heads * head_dim, d_model]`` or None, with biases ``[heads * head_dim]`` or None.
         table: ``[heads * R]`` or None.
         q_norm, k_norm: the norms of queries and keys; they act on one head at a time.
         normed: whether at least one of the two norms does anything.
     """
 
-    gate: Tensor | None
-    gate_bias: Tensor | None
     table: Tensor | None
     pos_q: Tensor | None
     pos_q_bias: Tensor | None
@@ -122,6 +121,7 @@ class HeadBank(nn.Module):
         shared_keys = None if self.key_heads is None else weights.k.shape[0]
         self.packing = Packing(self.heads, self.head_dim, shared_keys)
         self.qkv = nn.Parameter(self.packing.join(weights.q, weights.k, weights.v))
+        self.has_key_bias = weights.k_bias is not None
         self.qkv_bias = self._packed_bias(weights)
         out = weights.o.permute(1, 0, 2).flatten(1)  # [heads, d, head_dim] -> [d, heads * head_dim]
         self.out = nn.Parameter(out.contiguous())
@@ -144,33 +144,23 @@ class HeadBank(nn.Module):
         self.normed = not (isinstance(self.q_norm, nn.Identity) and isinstance(self.k_norm, nn.Identity))
 
     def _packed_bias(self, weights: HeadWeights) -> nn.Parameter | None:
-        """Return the biases of queries, keys and values in one vector, with zeros for a bias that is left out.
+        """Return the biases of queries, keys and values in one vector; None if the library has no such biases.
 
-        Also sets ``_missing_biases`` to the indices (0 to 2) of the biases that are left out.
-
-        Returns:
-            The packed biases; None if all three are left out.
+        It may leave out that of keys alone (EVA, BEiT), which is then zero, stays so in training and is never stored.
         """
-        biases = (weights.q_bias, weights.k_bias, weights.v_bias)
-
-        # A library may leave one of them out (EVA has no bias of keys). It stays zero in training and is never stored.
-        self._missing_biases = [index for index, bias in enumerate(biases) if bias is None]
-        if len(self._missing_biases) == len(biases):
+        if weights.q_bias is None or weights.v_bias is None:
             return None
-        q_bias, k_bias, v_bias = biases
-        if q_bias is None:
-            q_bias = torch.zeros_like(weights.q[..., 0])  # [heads, head_dim, d] -> [heads, head_dim]
-        if k_bias is None:
-            k_bias = torch.zeros_like(weights.k[..., 0])
-        if v_bias is None:
-            v_bias = torch.zeros_like(weights.v[..., 0])
-        return nn.Parameter(self.packing.join(q_bias, k_bias, v_bias))
+        k_bias = torch.zeros_like(weights.v_bias) if weights.k_bias is None else weights.k_bias
+        return nn.Parameter(self.packing.join(weights.q_bias, k_bias, weights.v_bias))
 
     def weights(self) -> HeadWeights:
         """Return the present weights, head by head, without gradients; the inverse of the constructor."""
         # The projections: weights [heads, head_dim, d] and biases [heads, head_dim] or None.
         q, k, v = self.packing.split(self.qkv.detach())
-        q_bias, k_bias, v_bias = self._unpacked_biases()
+        biases: Sequence[Tensor | None] = (None, None, None)
+        if self.qkv_bias is not None:
+            biases = self.packing.split(self.qkv_bias.detach())
+        q_bias, k_bias, v_bias = biases
         d_model = self.out.shape[0]
         out = self.out.detach().reshape(d_model, self.heads, self.head_dim)  # [d, heads, head_dim]
 
@@ -189,22 +179,13 @@ class HeadBank(nn.Module):
             v=v,
             o=out.permute(1, 0, 2),  # [d, heads, head_dim] -> [heads, d, head_dim]
             q_bias=q_bias,
-            k_bias=k_bias,
+            k_bias=k_bias if self.has_key_bias else None,
             v_bias=v_bias,
             o_bias=None if self.out_bias is None else self.out_bias.detach(),
             **rows,
             extra=extra,
             key_heads=self.key_heads,
         )
-
-    def _unpacked_biases(self) -> list[Tensor | None]:
-        """Return the biases of queries, keys and values, each ``[heads, head_dim]``, or None if it is left out."""
-        if self.qkv_bias is None:
-            return [None, None, None]
-        biases: list[Tensor | None] = list(self.packing.split(self.qkv_bias.detach()))
-        for index in self._missing_biases:
-            biases[index] = None
-        return biases
 
     def project(self, run: slice | None, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, for neighbouring heads with keys of their own.
@@ -341,17 +322,12 @@ class HeadBank(nn.Module):
         return [cat_parts(parts, dim=1) for parts in projected_by_kind]
 
     def trained_bias(self) -> Tensor | None:
-        """Return ``qkv_bias``; no gradient reaches the entries of a bias that the library leaves out."""
+        """Return ``qkv_bias``; no gradient reaches a bias of keys that the library leaves out."""
         bias = self.qkv_bias
-        if not self._missing_biases or bias is None or not torch.is_grad_enabled():
+        if self.has_key_bias or bias is None or not torch.is_grad_enabled():
             return bias
-
-        # Put constant zeros in the place of the entries that stand for a missing bias.
-        biases = list(self.packing.split(bias))
-        for index in self._missing_biases:
-            biases[index] = torch.zeros_like(biases[index])
-        q_bias, k_bias, v_bias = biases
-        return self.packing.join(q_bias, k_bias, v_bias)
+        q_bias, k_bias, v_bias = self.packing.split(bias)
+        return self.packing.join(q_bias, torch.zeros_like(k_bias), v_bias)
 
 
 def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: int) -> tuple[Tensor, Tensor | None]:
@@ -413,7 +389,7 @@ class MemberProjections(nn.Module):
         heads, head_dim: the number of heads (may be 0), and the width of each.
         runs: the member's heads as runs of neighbours in the bank; each run is one matrix product. Activations hold
             the heads in the order of the runs.
-        plain: whether the member has all heads of the bank, in its order, and these have no gates or shared keys.
+        plain: whether the member has all heads of the bank, in its order, and these share no keys.
     """
 
     def __init__(self, bank: HeadBank, positions: Sequence[int] | None = None) -> None:
@@ -428,7 +404,7 @@ class MemberProjections(nn.Module):
         self.head_dim = bank.head_dim
         self.runs = runs_of(self._positions)
         has_all_heads = self.heads > 0 and self.runs == [slice(0, bank.heads)]
-        self.plain = has_all_heads and bank.gate is None and bank.key_heads is None
+        self.plain = has_all_heads and bank.key_heads is None
 
         # If heads share keys and values: the shared head that each of the member's heads uses, and all that are used.
         shared_head_of_head: list[int] = []
@@ -493,32 +469,11 @@ class MemberProjections(nn.Module):
 
         Returns:
             ``[B, h, q, head_dim]``, in memory with the heads of a token side by side, as attention leaves them and as
-            :meth:`concatenate` reads them without another copy.
+            concatenating them reads them without another copy.
         """
         by_token = attended.transpose(1, 2)  # [B, q, heads of the bank, head_dim]
         selected = cat_parts([by_token[:, :, run] for run in self.runs], dim=2)  # [B, q, h, head_dim]
         return selected.transpose(1, 2)
-
-    def concatenate(self, attended: Tensor, x: Tensor) -> Tensor:
-        """Return the attended heads side by side, multiplied by their gates ``sigmoid(W x + b)`` if the bank has gates.
-
-        Args:
-            attended: ``[B, h, q, head_dim]``.
-            x: the input of the attention ``[B, q, d_model]``, from which gates are computed.
-
-        Returns:
-            ``[B, q, h * head_dim]``.
-        """
-        heads = attended.transpose(1, 2).flatten(2)  # [B, h, q, head_dim] -> [B, q, h * head_dim]
-        weight = self.bank.gate
-        bias = self.bank.gate_bias
-        if weight is None:
-            return heads
-        gates = []  # for each run [B, q, n * head_dim]
-        for run in self.runs:
-            rows = self.bank.rows_of(run)
-            gates.append(F.linear(x, weight[rows], _rows_of_bias(bias, rows)))
-        return heads * cat_parts(gates, dim=-1).sigmoid()
 
     def output(self, heads: Tensor) -> Tensor:
         """Return what the member's heads add to the residual stream: the output projection of its concatenated heads.

@@ -10,7 +10,6 @@ import copy
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -343,92 +342,14 @@ class HydraModel(nn.Module):
         if self.prompted:
             self._kept_of_weights.add(self.prompted)
 
-    def forward(
-        self,
-        inputs: Any = None,
-        *,
-        pixel_values: Tensor | None = None,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-    ) -> Any:
+    def forward(self, inputs: Any) -> Tensor:
         """Return log p ``[B, classes]``, the logarithm of the members' mean probabilities, calibrated if possible.
-
-        Inputs are given in exactly one of three ways: ``inputs``; or images as ``pixel_values``; or tokens as
-        ``input_ids``, ``attention_mask`` and ``token_type_ids``. The last two ways have the names of transformers.
 
         Args:
             inputs: the result of :attr:`preprocess`.
-            pixel_values: images ``[B, C, H, W]``.
-            input_ids: the numbers of the tokens ``[B, T]``.
-            attention_mask: 1 for tokens and 0 for padding, ``[B, T]``.
-            token_type_ids: to which of two texts each token belongs, ``[B, T]``.
-            labels: the indices of the true classes, ``[B]``; they ask for the loss.
-
-        Returns:
-            For ``inputs`` without ``labels`` the tensor log p. Otherwise a dict as transformers' ``Trainer`` and
-            pipelines expect it: ``{"logits": log p}``, with ``labels`` also ``loss``, the mean negative log-likelihood.
-
-        Raises:
-            UsageError: if inputs are given in none of the three ways, or in several.
         """
-        # Check that exactly one way is used; tokens are one way, however many of their three tensors are there.
-        tokens = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        tokens_by_name = {name: tensor for name, tensor in tokens.items() if tensor is not None}
-        ways_used = (inputs is not None) + (pixel_values is not None) + bool(tokens_by_name)
-        if ways_used != 1:
-            raise UsageError("a model takes its inputs, or pixel_values=, or input_ids= and what belongs to them")
-
-        # All three ways run the same model.
-        if inputs is not None:
-            log_probs = self._log_probs(inputs)
-        elif pixel_values is not None:
-            log_probs = self._log_probs(pixel_values)
-        else:
-            log_probs = self._log_probs(tokens_by_name)
-
-        # log p is returned alone only for `inputs` without `labels`. Inputs given by name are answered by name, as
-        # transformers does, and with labels the loss needs a name, too.
-        if labels is not None:
-            return {"loss": nn.functional.nll_loss(log_probs, labels), "logits": log_probs}
-        return {"logits": log_probs} if inputs is None else log_probs
-
-    def _log_probs(self, inputs: Any) -> Tensor:
-        """Return log p ``[B, classes]`` for preprocessed inputs, calibrated if the checkpoint holds a calibration."""
         pooled = log_mean_softmax(self.member_logits(inputs))
         return pooled if self.calibration is None else calibrated(pooled, self.calibration)
-
-    # --- attributes that pipelines of transformers use ----------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        return next(self.parameters()).dtype
-
-    @property
-    def config(self) -> SimpleNamespace:
-        """The class names in the form of transformers' configurations: ``id2label``, ``label2id`` and the like."""
-        classes = self.classes or 0
-        names = self.prompted.labels if self.prompted else self.labels
-        if names is None:
-            names = [f"LABEL_{number}" for number in range(classes)]
-        return SimpleNamespace(
-            id2label=dict(enumerate(names)),
-            label2id={name: number for number, name in enumerate(names)},
-            num_labels=classes,
-            problem_type="single_label_classification",
-            model_type="hydractl",
-        )
-
-    def can_generate(self) -> bool:
-        """Return False, because this is a classifier."""
-        return False
 
     # --- OOD detection ------------------------------------------------------------------------------------------------
 
@@ -476,35 +397,6 @@ class HydraModel(nn.Module):
             raise InputError(message, hint="calibrate --ood-score NAME writes it")
         return self.detector
 
-    def ood_score(self, inputs: Any) -> Tensor:
-        """Return the OOD score of each sample as ``eval`` computes it: float64 ``[B]`` on the CPU; higher is more OOD.
-
-        The score is that of the checkpoint (``calibrate --ood-score NAME``), or else ``msp``. No gradients.
-
-        Raises:
-            UsageError: if the score needs several members and the model has one.
-            InputError, NonFiniteError: see :meth:`predict`.
-        """
-        score = self.predict(inputs).ood_score
-        if score is None:
-            name = Chosen.of(self._stored).score
-            raise UsageError(f"{name} is the same for every sample of a single model")
-        return score
-
-    def is_ood(self, inputs: Any) -> Tensor:
-        """Return for each sample whether its OOD score reaches the checkpoint's threshold, bool ``[B]``.
-
-        Raises:
-            UsageError: if the checkpoint holds no threshold.
-        """
-        if Chosen.of(self._stored).threshold is None:
-            raise UsageError("the checkpoint holds no threshold", hint="calibrate --threshold RULE -o F.st")
-        flags = self.predict(inputs).is_ood
-        if flags is None:
-            name = Chosen.of(self._stored).score
-            raise UsageError(f"{name} is the same for every sample of a single model")
-        return flags
-
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the whole network in place as one graph (``torch.compile``); fail if a part cannot be compiled."""
         vars(self).pop("member_logits", None)  # removes what an earlier call has set, so that the method is seen again
@@ -533,7 +425,7 @@ class HydraModel(nn.Module):
         # All tensors but those of attention are as in the library. Attention is written back block by block.
         tensors = {}
         for name, tensor in plain_state(self.networks[0]).items():
-            if self.family.part(name, self.sites) != "attention":
+            if self.family.part(name) != "attention":
                 tensors[name] = tensor
         for index, site in enumerate(self.sites):
             self.family.write(tensors, site, self.head_weights(index))

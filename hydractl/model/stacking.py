@@ -4,8 +4,8 @@ This is for modules whose weights every member has for itself. On a GPU a produc
 than to launch, and one product for all members is launched once.
 
 Stacks are cached from run to run. A cached stack is only valid while the parameters are still those from which it was
-made. A run of a tower checks this once for all its modules (:class:`StacksOfTower`); a module that runs by itself
-checks it in each call (:class:`StackCache`).
+made. A run of a tower checks this once for all its modules (:class:`StacksOfTower`); a module that runs by itself, or
+with gradients, stacks its weights in each call.
 """
 
 from __future__ import annotations
@@ -61,22 +61,13 @@ class CachedStack:
     versions: list[int] | None = None
     sources: Sequence[Tensor] = ()
 
-    def fits(self, weights: Sequence[Tensor]) -> bool:
-        """Return whether this is an up-to-date stack of these parameters."""
-        if addresses_of(weights) != self.addresses:
-            return False
-        return self.versions is None or self.versions == versions_of(weights)
-
 
 class StackCache:
     """Stacks one weight of all members to ``[M, ...]``, padded with zeros, and caches the result.
 
-    The stack is made at the first call without gradients. The parameters then become views of it, so that no weight is
-    held twice and writing to a parameter also changes the stack. The stack is made again if a parameter was moved or
-    replaced, which its memory address tells. With gradients it is made in each call, as a function of the parameters.
-
-    If members take parts of a parameter they share, the parameters cannot become views. Then the stack is a copy, which
-    is also made again after a parameter was written to.
+    The parameters become views of a stack that is cached, so that no weight is held twice and writing to a parameter
+    also changes the stack. If members take parts of a parameter they share, the parameters cannot become views. Then
+    the stack is a copy. :class:`StacksOfTower` tells when it must be made again.
 
     Attributes:
         name: the name of the parameter in its owner, e.g. ``weight``.
@@ -110,32 +101,22 @@ class StackCache:
         self.cached = None
 
     def stacked(self, weights: Sequence[Tensor]) -> Tensor:
-        """Return the weights of all members, which are its parameters or computed from them, as one ``[M, ...]``."""
-        # All members share one parameter.
+        """Return the weights of all members, which are its parameters or computed from them, as one ``[M, ...]``.
+
+        The stack is a function of the weights, through which gradients flow. Only a compiled graph without gradients
+        uses what is cached: it can compare neither addresses nor versions, so it does not check whether that fits.
+        """
         if self.parts is None and _are_one(weights):
             return _expanded(weights)
+        needs_gradients = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
+        if torch.compiler.is_compiling() and self.cached is not None and not needs_gradients:
+            return self.cached.stack
+        return _stacked(weights, self.parts)
 
-        # Gradients must flow from the stack to the parameters.
-        if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-            return _stacked(weights, self.parts)
-
-        # A compiled graph can compare neither addresses nor versions, so use what is cached without a check.
-        if torch.compiler.is_compiling():
-            cached = self.cached
-            return _stacked(weights, self.parts) if cached is None else cached.stack
-        return self.up_to_date(weights).stack
-
-    def up_to_date(self, weights: Sequence[Tensor]) -> CachedStack:
-        """Return the cached stack if it fits the weights, otherwise make and cache a new one; see :meth:`stacked`."""
-        cached = self.cached
-        if cached is not None and cached.fits(weights):
-            return cached
-        with _stacking_lock:
-            cached = self.cached  # another thread may have made it meanwhile
-            if cached is None or not cached.fits(weights):
-                cached = _make_stack(weights, self.parts)
-                self.cached = cached
-        return cached
+    def make(self) -> CachedStack:
+        """Stack the parameters, cache the result in place of an earlier one, and return it."""
+        self.cached = _make_stack(self.parameters(), self.parts)
+        return self.cached
 
 
 _stacking_lock = threading.Lock()
@@ -266,11 +247,6 @@ class MembersLinear:
             products = torch.baddbmm(self._bias_row, rows, self._transposed)
         return products.reshape(*x.shape[:-1], outputs)  # [M, rows per member, m] -> [M * B, ..., m]
 
-    def rows(self, rows: slice) -> MembersLinear:
-        """Return the layers with only some of their outputs, without a copy."""
-        bias = None if self.bias is None else self.bias[:, rows]
-        return MembersLinear(self.weight[:, rows], bias)
-
 
 class MembersLayerNorm:
     """The layer norms of all members at one place, over the last dimension.
@@ -331,18 +307,27 @@ class StacksOfTower:
         They are those of the last call unless a weight has changed since. A module without stacks is left out.
         """
         snapshot = self._snapshot
-        if snapshot is None or not snapshot.is_current():
-            snapshot = _StackSnapshot()
-            for module in self._modules:
-                caches = module.stack_caches()
-                if not caches or not all(cache.possible for cache in caches.values()):
-                    continue
-                stacks = {name: snapshot.stack_of(cache) for name, cache in caches.items()}
-                # Leave inference mode: the views that are made here also serve later runs with gradients.
-                with torch.inference_mode(False), torch.no_grad():
-                    snapshot.weights_by_module[module] = module.batched_weights(stacks)
-            self._snapshot = snapshot
+        if snapshot is not None and snapshot.is_current():
+            return snapshot.weights_by_module
+        with _stacking_lock:
+            snapshot = self._snapshot
+            if snapshot is None or not snapshot.is_current():  # else another thread has made it meanwhile
+                snapshot = self._make_snapshot()
+                self._snapshot = snapshot
         return snapshot.weights_by_module
+
+    def _make_snapshot(self) -> _StackSnapshot:
+        """Stack the weights of all modules that can use stacks."""
+        snapshot = _StackSnapshot()
+        for module in self._modules:
+            caches = module.stack_caches()
+            if not caches or not all(cache.possible for cache in caches.values()):
+                continue
+            stacks = {name: snapshot.stack_of(cache) for name, cache in caches.items()}
+            # Leave inference mode: the views that are made here also serve later runs with gradients.
+            with torch.inference_mode(False), torch.no_grad():
+                snapshot.weights_by_module[module] = module.batched_weights(stacks)
+        return snapshot
 
 
 class _StackSnapshot:
@@ -373,9 +358,9 @@ class _StackSnapshot:
         self._versions: list[int] = []
 
     def stack_of(self, cache: StackCache) -> Tensor:
-        """Return the stack of a cache, up to date, and record everything that :meth:`is_current` compares of it."""
+        """Make the stack of a cache, and record everything that :meth:`is_current` compares of it."""
         parameters = cache.parameters()
-        cached = cache.up_to_date(parameters)
+        cached = cache.make()
         self._caches.append(cache)
         self._stacks.append(cached)
         for owner in cache.owners:
@@ -438,8 +423,8 @@ class PerMember(nn.Module):
     def stack(self, context: RunContext) -> None:
         """Stack the weights now, if batched products are wanted; see :meth:`HeadAttention.stack`."""
         if self._stacks and context.batches(next(self.parameters()).device):
-            with torch.no_grad():
-                self._product()  # called because it caches the stacks
+            for cache in self._stacks.values():
+                cache.make()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply module m to the samples of member m.
@@ -528,9 +513,8 @@ class StackedProjections:
     Attributes:
         caches: the stack of each weight that the members have, by name (``qkv``, ``out``, ...).
         heads, head_dim: the number of heads of each member including heads of zeros, and their width.
-        shares_keys: whether several heads share keys and values (grouped-query attention).
         possible: whether batched products give the same result as the members one by one. Members need heads, not too
-            different numbers of them, no gates and no relative terms; if heads share keys, all members in the same way.
+            different numbers of them, with keys of their own and no relative terms.
     """
 
     def __init__(self, members: Sequence[MemberProjections], *, pooled: bool = False) -> None:
@@ -544,7 +528,6 @@ class StackedProjections:
         self.heads = max(member.heads for member in members)
         self.head_dim = members[0].head_dim
         self._all_heads_of_banks = all(member.heads == member.bank.heads for member in members)
-        self.shares_keys = members[0].bank.key_heads is not None
         self.possible = self._is_possible(pooled)
 
         # The cached stack of each weight, and the part of the weight that each member uses. Heads lie along dimension 0
@@ -578,8 +561,6 @@ class StackedProjections:
         members = self._members
         if len(members) == 1 or self.heads == 0:
             return False
-        if any(member.bank.gate is not None for member in members):
-            return False
 
         # Limit the share of heads of zeros: members with 6 and 2 heads compute 12 for 8 real ones, a ratio of 1.5. In a
         # pool (one attention with the heads of all members) they only cost in the output projection, a small part of
@@ -590,11 +571,9 @@ class StackedProjections:
         if computed_heads > most_padded * real_heads:
             return False
 
-        # If heads share keys there can be no heads of zeros, because these would have no keys to share.
-        if self.shares_keys and not pooled:
-            ways_of_sharing = {member.bank.key_heads for member in members}
-            return self._all_heads_of_banks and len(ways_of_sharing) == 1
-        return True
+        # Heads that share keys and values have fewer rows of these than of queries; only a pool stacks none of them.
+        shares_keys = members[0].bank.key_heads is not None
+        return pooled or not shares_keys
 
     def forget(self) -> None:
         """Drop everything that is cached, because the weights may have changed in ways that cannot be seen."""
@@ -646,10 +625,6 @@ class StackedProjections:
         parts = heads.unflatten(0, (len(norms), -1)).unbind(0)  # for each member [B, heads, T, head_dim]
         return torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)])
 
-    def for_each_head(self, keys: Tensor) -> Tensor:
-        """Repeat shared keys or values for each head that uses them; all members share them in the same way."""
-        return self._members[0].for_each_head(keys)
-
     def take(self, attended: Tensor) -> Tensor:
         """Select each member's heads from the attended heads of the bank, ``[B, heads of the bank, q, head_dim]``.
 
@@ -665,7 +640,8 @@ class StackedProjections:
 
     def make(self) -> None:
         """Make everything that is cached from call to call."""
-        self.weights()
+        for cache in self.caches.values():
+            cache.make()
         if self._pooled:
             self._indices_in_bank(self._banks[0].out.device)
 
@@ -746,19 +722,6 @@ class StackedWeights:
         """
         projections = self.projections
         assert self._qkv is not None, "a pool projects nothing"
-        if projections.shares_keys:
-            # The rows of all queries come first, then for each shared head those of its keys and its values.
-            query_rows = projections.heads * projections.head_dim
-            query_layer = self._qkv.rows(slice(0, query_rows))  # [M, heads * head_dim, d_model]
-            key_value_layer = self._qkv.rows(slice(query_rows, None))  # [M, shared heads * 2 * head_dim, d_model]
-            (q,) = split_heads(query_layer(x), 1, projections.head_dim)
-            k, v = split_heads(key_value_layer(x if memory is None else memory), 2, projections.head_dim)
-
-            # Normalise before repeating, while there are fewer heads of keys.
-            q = projections.normed(q, "q_norm")
-            k = projections.normed(k, "k_norm")
-            return q, projections.for_each_head(k), projections.for_each_head(v)
-
         # If queries, keys and values come from the same tokens, one product computes all three. Otherwise two products.
         if memory is None:
             q, k, v = split_heads(self._qkv(x), 3, projections.head_dim)

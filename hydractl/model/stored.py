@@ -90,7 +90,7 @@ def sites_stored_once(tensors: TensorSource, family: ModelFamily, sites: Sequenc
     stock_names = [name for name in tensors.names() if not name.startswith("members.")]
     paths = set()
     for site in sites:
-        if attention_names(family, stock_names, sites, site):
+        if attention_names(family, stock_names, site):
             paths.add(site.path)
     return paths
 
@@ -149,7 +149,7 @@ class EditedHeads:
         self._site_of: dict[str, Site] = {}
         self._infos: dict[str, TensorInfo] = {}
         for site in sites:
-            names_of_site = attention_names(family, names, sites, site)
+            names_of_site = attention_names(family, names, site)
             # Edit meta tensors, which have no numbers, to find names, dtypes and shapes after the edit.
             without_numbers = {name: meta_tensor(source.info(name)) for name in names_of_site}
             with plain_sizes():
@@ -230,7 +230,7 @@ class StoredHeads:
         """Return the attention weights of one site, head by head, on the CPU and in the dtype asked for."""
         site = self.sites[site_index]
         all_names = self._tensors.names()
-        names = attention_names(self._family, all_names, self.sites, site)
+        names = attention_names(self._family, all_names, site)
         tensors = {name: self._tensors.read(name).to(self._dtype) for name in names}
         kept = self.description.mask.kept[site.path]
         return read_heads(self._family, tensors, site, kept)
@@ -400,7 +400,7 @@ def _problems_of_sharing(
     for site in sites:
         if site.path not in once:
             continue
-        if attention_names(family, names_per_member, sites, site):
+        if attention_names(family, names_per_member, site):
             mixed_sites.append(site.path)
     in_both = sorted(names_per_member.intersection(shared_names))
 

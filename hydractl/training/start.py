@@ -533,7 +533,7 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
     inside = tuple(f"{site.path}." for site in model.sites)
     if name.startswith(inside) and ".members." in name:
         return "attention"
-    return model.family.part(name, model.sites)
+    return model.family.part(name)
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:

@@ -192,9 +192,10 @@ def test_a_checkpoint_keeps_its_score(score: str) -> None:
     lines = json_lines("p.jsonl")
     model = hydractl.load("k.st", device="cpu")
     given = samples(model, "builtin:digits/test", 200)
-    found = model.ood_score(given)
+    answer = model.predict(given)
+    found = answer.ood_score
     assert found.dtype == torch.float64 and found.tolist() == pytest.approx([line["ood_score"] for line in lines])
-    assert model.is_ood(given).tolist() == [line["is_ood"] for line in lines]
+    assert answer.is_ood.tolist() == [line["is_ood"] for line in lines]
 
 
 @pytest.mark.long
@@ -206,7 +207,7 @@ def test_other_weights_and_other_scores_leave_it_behind(capsys: Any) -> None:
     assert second["scores"]["knn"]["ood"]["l"]["n"] == 350 and second["fitted_on"] == first["fitted_on"]
     assert first["fitted_on"]["knn_k"] == 5
     given = samples(hydractl.load("base.st", device="cpu"), "builtin:letters", 9)
-    scores = [hydractl.load(name, device="cpu").ood_score(given) for name in ("k.st", "k2.st")]
+    scores = [hydractl.load(name, device="cpu").predict(given).ood_score for name in ("k.st", "k2.st")]
     assert torch.equal(*scores)
     capsys.readouterr()
     for name in ("k.st", "base.st"):
@@ -219,8 +220,7 @@ def test_other_weights_and_other_scores_leave_it_behind(capsys: Any) -> None:
     run("eval", "both=k.st+t0.st", *TEST, "-o", "g.json")
     assert "the stored ood_score is left out" in capsys.readouterr().err
     run("eval", "k.st", "--test", "builtin:digits/train", "--limit", "50", "-o", "h.json", code=3)  # it has seen them
-    with pytest.raises(hydractl.errors.UsageError, match="holds no threshold"):
-        hydractl.load("k.st", device="cpu").is_ood(given)
+    assert hydractl.load("k.st", device="cpu").predict(given).is_ood is None, "there is no threshold"
 
 
 DAMAGED = (
@@ -290,10 +290,10 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     assert row["ood_score"] == "vilu" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
     model = hydractl.load("k.st", device="cpu")
     lines = json_lines("p.jsonl")
-    found = model.ood_score(samples(model, "builtin:digits/test", 60))
+    found = model.predict(samples(model, "builtin:digits/test", 60)).ood_score
     assert found.tolist() == pytest.approx([line["ood_score"] for line in lines], rel=1e-5)
     with torch.no_grad():
-        assert torch.isfinite(model.zero_shot(["a", "b"]).ood_score(samples(model, "builtin:letters", 3))).all()
+        assert torch.isfinite(model.zero_shot(["a", "b"]).predict(samples(model, "builtin:letters", 3)).ood_score).all()
     digits = open_data("builtin:digits/train", limit=60)
     with torch.no_grad():
         told = model(samples(model, "builtin:digits/train", 60)).argmax(dim=1)  # labels that are all right

@@ -74,7 +74,7 @@ def test_a_checkpoint_keeps_the_words() -> None:
     asked = ["--ood-score", "neglabel", "--negative-words", "words.txt", "--val", "data.npz", "--threshold", "id:0.1"]
     run("calibrate", "first", *asked, "-o", "k.st")
     model = hydractl.load("k.st", device="cpu")
-    found = model.ood_score(pixels_of("ood.npz"))
+    found = model.predict(pixels_of("ood.npz")).ood_score
     wanted = expected(0, pixels_of("ood.npz"))["neglabel"]
     assert found.tolist() == pytest.approx(wanted.tolist(), abs=1e-3)
     run("predict", "k.st", "ood.npz", "-o", "lines.jsonl")

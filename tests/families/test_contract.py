@@ -123,7 +123,7 @@ def test_read_then_write_is_bitwise_identity(variant: str) -> None:
     source = pico(variant)
     state = shared_stock(variant).state_dict()
     for site in source.sites:
-        names = attention_names(source.family, state, source.sites, site)
+        names = attention_names(source.family, state, site)
         stored = {name: state[name] for name in names}
         written: dict[str, torch.Tensor] = {}
         source.family.write(written, site, source.family.read(stored, site))

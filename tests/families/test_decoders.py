@@ -128,7 +128,7 @@ def test_keys_that_members_have_in_common_are_stored_once_if_they_are_equal() ->
     tensors = {name: second.tensors.read(name) for name in second.tensors.names()}
     tensors[f"{path}.k_proj.weight"] = tensors[f"{path}.k_proj.weight"] + 1
     other = replace(second, tensors=DictTensors(tensors))
-    names = [attention_names(source.family, source.tensors.names(), source.sites, site) for site in source.sites[:2]]
+    names = [attention_names(source.family, source.tensors.names(), site) for site in source.sites[:2]]
     assert common_heads([first, other], source.sites[0], names[0]) is None
     assert common_heads([first, other], source.sites[1], names[1]) is not None
 

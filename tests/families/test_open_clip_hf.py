@@ -78,9 +78,7 @@ def test_a_folder_is_the_librarys_zero_shot_classifier(name: str, tmp_path: Path
     whole, fewer = model_of(plan_fusion([source, pruned])).member_logits(images())
     close(whole, expected)
     close(fewer, logits(without, folder))
-    assert {source.family.part(n, source.sites) for n in source.tensors.names()} == {
-        *("attention", "mlp", "norm", "embed", "own")
-    }
+    assert {source.family.part(n) for n in source.tensors.names()} == {*("attention", "mlp", "norm", "embed", "own")}
 
 
 def test_an_exported_folder_loads_in_the_library(tmp_path: Path) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
 from hydractl.model.loading import build_model
-from hydractl.model.projections import HeadBank
 from hydractl.model.runtime import HydraModel
 from hydractl.training.start import trainable
-from tests.model.test_attention import weights
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock
 from tests.spread import marked_release
 from tests.training.test_loop import prepare, settings
@@ -72,21 +68,6 @@ def test_the_library_says_the_same_with_the_weights_that_are_written(variant: st
     for name in changed:
         for ratio in (written[name] / before[name]).double().chunk(3 if "qkv" in name or "in_proj" in name else 1):
             assert torch.linalg.matrix_rank(ratio, rtol=1e-4) == 1
-
-
-def test_a_gate_is_a_layer_too() -> None:
-    """No model by name has one here, but a bank may."""
-    bank = HeadBank(weights(4, gated=True))
-    before = bank.weights()
-    model: Any = SimpleNamespace(
-        attentions=[SimpleNamespace(only=SimpleNamespace(bank=bank))], networks=[nn.Module()], block_paths=[]
-    )
-    BatchEnsemble(STD).add(model, seed=0)
-    factors, after = bank.parametrizations.gate[0], bank.weights()
-    assert before.gate is not None and after.gate is not None
-    expected = before.gate.flatten(0, 1) * factors.s.detach()[:, None] * factors.r.detach()
-    assert torch.allclose(after.gate.flatten(0, 1), expected)
-    assert not torch.allclose(before.gate, after.gate)
 
 
 # --- what is trained --------------------------------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_eval_sees_it_and_a_calibrated_file_keeps_it(fused: Path, data: tuple[An
         for path in (kept, tmp_path / "saved.st"):
             again = hydractl.load(path, device="cpu")
             close(again(batch), model(batch))
-            assert again.ood_score(batch).shape == (9,)
+            assert again.predict(batch).ood_score.shape == (9,)
     # What was fitted to these logits is not kept beside another posterior.
     with pytest.warns(UserWarning, match="left out, as fitted to the logits.*: ood_score"):
         fitted(kept, train=data[0], prior=3.0, output=str(tmp_path / "anew.st"))

@@ -25,9 +25,7 @@ WIDTH, HEAD_DIM, TOKENS, BATCH = 7, 3, 5, 2
 """The width is no multiple of the head width: nothing may assume that it is."""
 
 
-def weights(
-    heads: int, seed: int = 0, *, bias: bool = True, gated: bool = False, dtype: torch.dtype = torch.float32
-) -> HeadWeights:
+def weights(heads: int, seed: int = 0, *, bias: bool = True, dtype: torch.dtype = torch.float32) -> HeadWeights:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -45,8 +43,6 @@ def weights(
         k_bias=vector(heads, HEAD_DIM),
         v_bias=vector(heads, HEAD_DIM),
         o_bias=vector(WIDTH),
-        gate=draw(heads, HEAD_DIM, WIDTH) if gated else None,
-        gate_bias=vector(heads, HEAD_DIM) if gated else None,
     )
 
 
@@ -118,8 +114,6 @@ def naive(
         if bias is not None:
             scores = scores + bias.expand(x.shape[0], w.heads, TOKENS, TOKENS)[:, head]
         attended = scores.softmax(-1) @ v
-        if w.gate is not None:
-            attended = attended * torch.sigmoid(linear(x, w.gate[head], of(w.gate_bias, head)))
         out = out + attended @ w.o[head].T
     return out
 
@@ -205,13 +199,6 @@ def test_a_bank_of_heads_that_share_keys() -> None:
     pooled = HeadAttention(members, pooled=True).eval()
     close(pooled(x.repeat(3, 1, 1)), expected)
     close(RunContext(batched=True).run(lambda state: pooled(state.hidden), State(x.repeat(3, 1, 1))), expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("counts", "bias"), [([3], False), ([2, 0, 3], True)])
-def test_gated_output(counts: list[int], bias: bool) -> None:
-    members = [weights(n, seed, gated=True, bias=bias) for seed, n in enumerate(counts)]
-    close(attention(members)(tokens(len(counts))), reference(tokens(len(counts)), members))
 
 
 @torch.no_grad()

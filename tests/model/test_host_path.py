@@ -187,7 +187,7 @@ def test_weights_that_change_between_two_runs(kind: str) -> None:
         change(model)
         if change is data_in_place and kind == "weights in common":
             model.eval()  # nothing tells a copy that this happened, as model.train() and eval() do
-        given = given.to(model.dtype)
+        given = given.to(next(model.parameters()).dtype)
         expected = copy.deepcopy(model).member_logits(given)  # a copy has kept nothing
         found = model.member_logits(given)
         assert torch.equal(found, expected), change.__name__

@@ -100,7 +100,7 @@ def last_layers_of_mlps(model: HydraModel) -> dict[str, Any]:
     for block in model.chain_of_samples.block_paths:
         for path, module in model.networks[0].get_submodule(block).named_modules():
             full_path = f"{block}.{path}"
-            if is_linear(module) and model.family.part(f"{full_path}.weight", model.sites) == "mlp":
+            if is_linear(module) and model.family.part(f"{full_path}.weight") == "mlp":
                 last_of_block = (full_path, module)
                 layers[block] = last_of_block  # a later layer of the block replaces an earlier one
     return dict(layers.values())

@@ -89,6 +89,6 @@ def _norms(model: HydraModel) -> dict[str, Any]:
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.ndim != 1:
             continue
-        if model.family.part(f"{path}.weight", model.sites) == "norm":
+        if model.family.part(f"{path}.weight") == "norm":
             norms[path] = module
     return norms

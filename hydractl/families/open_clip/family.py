@@ -303,12 +303,12 @@ class OpenClip(ModelFamily):
             return timm.FAMILY.layout(site)
         return self.attention
 
-    def part(self, name: str, sites: Sequence[Site]) -> str:
+    def part(self, name: str) -> str:
         """Return the part of a tensor; for a tower of timm, the family of that library decides."""
         if name.startswith(TRUNK):
             name_in_tower = name.removeprefix(TRUNK)
-            return timm.FAMILY.part(name_in_tower, sites)
-        return super().part(name, sites)
+            return timm.FAMILY.part(name_in_tower)
+        return super().part(name)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rates of the attention weights and of the output; they are 0 in open_clip's own models."""

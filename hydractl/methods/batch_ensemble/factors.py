@@ -1,6 +1,6 @@
 """Rank-one factors of BatchEnsemble: a member is y = ((x o r) W^T) o s + b, with its own r, s and b, and a common W.
 
-Every linear layer of the blocks has a pair of factors: queries, keys, values, gate and output of the heads, and the
+Every linear layer of the blocks has a pair of factors: queries, keys, values and output of the heads, and the
 layers of the MLP. The factors are drawn around 1. Reading a weight returns W o (s r^T), so that the output is an
 ordinary checkpoint. Unlike in the paper, W is not trained together with the members but keeps its pretrained values.
 """
@@ -91,15 +91,13 @@ class BatchEnsemble:
         for bank in banks_with_heads(model):
             put(bank, "qkv", RankOneProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
-            if bank.gate is not None:
-                put(bank, "gate", RankOne(bank.gate.detach()))
 
         # The linear layers of the MLPs are listed first, since putting a factor on a layer adds a module to it.
         inside_blocks = tuple(f"{path}." for path in model.block_paths)
         layers: list[Any] = []
         for path, module in model.networks[0].named_modules():
             is_linear_in_block = path.startswith(inside_blocks) and is_linear(module)
-            if is_linear_in_block and model.family.part(f"{path}.weight", model.sites) == "mlp":
+            if is_linear_in_block and model.family.part(f"{path}.weight") == "mlp":
                 layers.append(module)
         for layer in layers:
             put(layer, "weight", RankOne(layer.weight.detach()))

@@ -110,6 +110,6 @@ def _sizes(source: Source, config: LibraryConfig) -> list[int]:
     for site in source.family.sites(config):
         sizes += [site.heads, site.d_model]
     for name, tensor in stock_tensors(source.family, config).items():
-        if tensor.dim() == 2 and source.family.part(name, source.sites) == "mlp":
+        if tensor.dim() == 2 and source.family.part(name) == "mlp":
             sizes += tensor.shape
     return sizes
