@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib.util
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 INTERRUPTED = 130
 """The exit code of a command that a signal has ended."""
@@ -128,6 +129,25 @@ def is_panic(error: BaseException) -> bool:
     """Return whether an error is a panic of a library written in Rust, which does not derive from ``Exception``."""
     # Each of these libraries has a class of its own for it, which no module exports.
     return type(error).__name__ == "PanicException"
+
+
+def range_problem(
+    value: Any, at_least: float | None, at_most: float | None, above: float | None, below: float | None
+) -> str | None:
+    """Return the first bound that a number breaks, as ``must be at least 1, not 0``; None if it breaks none.
+
+    A bound that is None does not exist.
+    """
+    bounds = (
+        ("at least", at_least, operator.ge),
+        ("at most", at_most, operator.le),
+        ("greater than", above, operator.gt),
+        ("less than", below, operator.lt),
+    )
+    for words, bound, holds in bounds:
+        if bound is not None and not holds(value, bound):
+            return f"must be {words} {bound}, not {value}"
+    return None
 
 
 def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str, cutoff: float = 0.6) -> str:

@@ -10,7 +10,7 @@ from hydractl.criteria.weights import WEIGHT_CRITERIA
 from hydractl.errors import did_you_mean
 from hydractl.files.plugins import Registry
 
-CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("criterion", "weights"))
+CRITERIA: Registry[Criterion] = Registry(__name__, __path__, "CRITERION", helpers=("arguments", "criterion", "weights"))
 
 
 def read_criterion(text: str) -> Criterion:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from hydractl.criteria.arguments import Argument, Number
 from hydractl.errors import did_you_mean
 from hydractl.heads.mask import Site
 from hydractl.log import Log
@@ -19,52 +19,6 @@ if TYPE_CHECKING:
     from hydractl.heads.weights import HeadWeights
 
 
-_NUMBERS = {int: "a whole number", float: "a number"}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A number that a criterion takes after its name: ``--method cahp:degree=2``.
-
-    Attributes:
-        type: ``int`` or ``float``.
-        help: one sentence that describes it, without its default.
-        at_least, at_most: its range.
-    """
-
-    type: type[int] | type[float]
-    help: str
-    at_least: float | None = None
-    at_most: float | None = None
-
-    def read(self, name: str, text: str) -> int | float:
-        """Return the number that a text stands for; ValueError if it is none."""
-        try:
-            return self.type(text)
-        except ValueError:
-            raise self._wrong_type(name, text) from None
-
-    def check(self, name: str, value: object) -> None:
-        """Check that a value, from a text or from Python, is a finite number of the type and in range.
-
-        Raises:
-            ValueError: it is not.
-        """
-        # A whole number is accepted for a float, but True and False, which Python counts as integers, never.
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong_type(name, value)
-        if not math.isfinite(value) or (self.type is int and not isinstance(value, int)):
-            raise self._wrong_type(name, value)
-        if self.at_least is not None and value < self.at_least:
-            raise ValueError(f"{name} must be at least {self.at_least}, not {value}")
-        if self.at_most is not None and value > self.at_most:
-            raise ValueError(f"{name} must be at most {self.at_most}, not {value}")
-
-    def _wrong_type(self, name: str, value: object) -> ValueError:
-        """Return the error for a value that is not a number of the type."""
-        return ValueError(f"{name} must be {_NUMBERS[self.type]}, not {value!r}")
-
-
 def argument(default: Any, help: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
     """Declare an argument as a field of a criterion, which is a frozen dataclass.
 
@@ -72,7 +26,7 @@ def argument(default: Any, help: str, *, at_least: float | None = None, at_most:
         default: an ``int`` or a ``float``; the argument is of its type.
         help, at_least, at_most: the attributes of :class:`Argument`.
     """
-    declared = Argument(type(default), help, at_least, at_most)
+    declared = Argument(type=type(default), help=help, at_least=at_least, at_most=at_most)
     return field(default=default, metadata={"argument": declared})
 
 
@@ -118,7 +72,7 @@ class AnyCriterion:
             ValueError: the text names no argument of this criterion, or a wrong value.
         """
         declared = self.arguments()
-        values: dict[str, int | float] = {}
+        values: dict[str, Number] = {}
         for part in text.split(","):
             name, _, value = part.partition("=")
             name = name.strip()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydractl.criteria.arguments import Argument
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,118 +17,26 @@ if TYPE_CHECKING:
     from hydractl.training.course import CourseMaker
     from hydractl.training.members import MemberMaker
 
-Number: TypeAlias = int | float | Fraction
-
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-class _Notation(NamedTuple):
-    """The notation of numbers of one type.
-
-    Attributes:
-        pattern: the regular expression of a number as text.
-        words: the name of such numbers in messages.
-        read: turns the text into the number.
-    """
-
-    pattern: str
-    words: str
-    read: Callable[[str], Number]
-
-
-_NOTATIONS = {
-    int: _Notation(r"[0-9]{1,9}", "a whole number", int),
-    float: _Notation(r"([0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9})(e-?[0-9]{1,2})?", "a number", float),
-    Fraction: _Notation(r"[0-9]{1,3}(\.[0-9]{1,3}|/[1-9][0-9]?)?", "a number or a fraction such as 9/4", Fraction),
-}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One argument of a method: a number after ``--ensemble KIND:``.
-
-    Attributes:
-        metavar: the name of the argument in help texts and messages.
-        type: ``int``, ``float``, or ``Fraction`` for a number that may also be written as ``9/4``.
-        at_least, at_most, above, below: the bounds of its range; None for no bound.
-    """
-
-    metavar: str
-    type: type[int] | type[float] | type[Fraction]
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def read(self, text: str) -> Number:
-        """Return the number that a text stands for, e.g. 3 for ``3`` or Fraction(9, 4) for ``9/4``.
-
-        Raises:
-            ValueError: the text is not a number of the type.
-        """
-        notation = _NOTATIONS[self.type]
-        if not re.fullmatch(notation.pattern, text):
-            raise self._wrong_type(text)
-        return notation.read(text)
-
-    def _wrong_type(self, value: object) -> ValueError:
-        """Return the error for a value that is not a number of the type."""
-        words = _NOTATIONS[self.type].words
-        return ValueError(f"{self.metavar} must be {words}, not {value!r}")
-
-    def check(self, value: object) -> None:
-        """Check that a value is a finite number of the type, and in range.
-
-        Raises:
-            ValueError: it is not.
-        """
-        # The type. A whole number is accepted where a float or a Fraction is expected, but not the other way round.
-        if isinstance(value, bool):  # excluded, although bool is a subclass of int
-            raise self._wrong_type(value)
-        if not isinstance(value, (int, float, Fraction)):
-            raise self._wrong_type(value)
-        if self.type is int and not isinstance(value, int):
-            raise self._wrong_type(value)
-        if not math.isfinite(value):
-            raise self._wrong_type(value)
-
-        # The range: inclusive bounds (at_least, at_most), then exclusive ones (above, below).
-        if self.at_least is not None and value < self.at_least:
-            raise ValueError(f"{self.metavar} must be at least {self.at_least}, not {value}")
-        if self.at_most is not None and value > self.at_most:
-            raise ValueError(f"{self.metavar} must be at most {self.at_most}, not {value}")
-        if self.above is not None and value <= self.above:
-            raise ValueError(f"{self.metavar} must be greater than {self.above}, not {value}")
-        if self.below is not None and value >= self.below:
-            raise ValueError(f"{self.metavar} must be less than {self.below}, not {value}")
-
 
 def argument(
     metavar: str,
     type: type[int] | type[float] | type[Fraction],
     default: Any = dataclasses.MISSING,
-    **range_: float,
+    **range_: Any,
 ) -> Any:
     """Declare an argument as a field of a method's options.
 
     Args:
-        metavar, type, range_: the attributes of :class:`Argument`.
+        metavar, type, range_: the attributes of :class:`hydractl.criteria.arguments.Argument`.
         default: the value if the argument is left out; without a default, the argument must be given.
     """
-    declared = Argument(metavar, type, **range_)
+    declared = Argument(type=type, metavar=metavar, **range_)
     return dataclasses.field(default=default, metadata={"argument": declared})
 
 
 def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]]:
     """Return the fields of a method's arguments in the order in which they are written, keyword-only fields last."""
-    positional = []
-    keyword_only = []
-    for field in dataclasses.fields(options):
-        if field.kw_only is True:
-            keyword_only.append(field)
-        else:
-            positional.append(field)
-    return positional + keyword_only
+    return sorted(dataclasses.fields(options), key=lambda field: field.kw_only is True)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -181,7 +89,7 @@ class MethodOptions:
         for name, declared in self.arguments().items():
             value = getattr(self, name)
             if value is not None:
-                declared.check(value)
+                declared.check(declared.metavar, value)
 
     def __str__(self) -> str:
         """Return the text after ``--ensemble``, e.g. ``packed:3,2``, without trailing arguments that have defaults."""
@@ -350,15 +258,10 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
     """
     example = _with_arguments(options, options.example)
     declared = options.arguments()
-    texts: list[str] = []
-    if text:
-        texts = text.split(",")
+    texts = text.split(",") if text else []
 
     # Check the number of arguments; those with defaults, which come last, may be left out from the end.
-    needed = 0
-    for field in fields_in_order(options):
-        if field.default is dataclasses.MISSING:
-            needed += 1
+    needed = sum(field.default is dataclasses.MISSING for field in fields_in_order(options))
     if not needed <= len(texts) <= len(declared):
         wrong = _with_arguments(options, text)
         raise ValueError(f"must be {shape_of(options)}, such as {example}, not {wrong!r}")
@@ -366,8 +269,8 @@ def read_arguments(options: type[MethodOptions], text: str) -> MethodOptions:
     # Read each argument; creating the options checks the ranges.
     try:
         values = {}
-        for name, argument_text in zip(declared, texts, strict=False):  # stops after the last argument that was given
-            values[name] = declared[name].read(argument_text.strip())
+        for (name, argument), argument_text in zip(declared.items(), texts, strict=False):  # stops after the last text
+            values[name] = argument.read(argument.metavar, argument_text.strip())
         return options(**values)
     except ValueError as error:
         raise ValueError(f"{options.kind}: {error}; such as {example}") from None

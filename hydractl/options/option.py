@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from hydractl.errors import did_you_mean
+from hydractl.errors import did_you_mean, range_problem
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.jsonio import Document
 
@@ -305,17 +304,9 @@ class Option:
             guess = did_you_mean(str(value), self.choices)
             return f"must be one of {listed}, not {value!r}{guess}"
 
-        # A bound that is None does not exist.
-        bounds = (
-            ("at least", self.at_least, operator.ge),
-            ("at most", self.at_most, operator.le),
-            ("greater than", self.above, operator.gt),
-            ("less than", self.below, operator.lt),
-        )
-        for words, bound, holds in bounds:
-            if bound is not None and not holds(value, bound):
-                return f"must be {words} {bound}, not {value}"
-
+        problem = range_problem(value, self.at_least, self.at_most, self.above, self.below)
+        if problem is not None:
+            return problem
         try:
             if self.check is not None:
                 self.check(value)

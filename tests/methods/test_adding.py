@@ -87,7 +87,7 @@ def test_what_a_kind_is_asked_for_is_written_as_it_is_read(kind: str) -> None:
         ("packed:1,2", "packed: M must be at least 2, not 1; such as packed:3,2"),
         ("packed:3,x", "packed: ALPHA must be a number or a fraction such as 9/4, not 'x'; such as packed:3,2"),
         ("lora:4.5,8", "lora: RANK must be a whole number, not '4.5'"),
-        ("batch-ensemble:-0.1", "batch-ensemble: STD must be a number, not '-0.1'"),
+        ("batch-ensemble:-0.1", "batch-ensemble: STD must be at least 0, not -0.1"),
         ("mimo:3,1.5", "mimo: RHO must be at most 1, not 1.5"),
     ],
 )
