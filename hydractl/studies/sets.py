@@ -103,14 +103,16 @@ class StudySets:
 
     @property
     def halves(self) -> list[int]:
-        """The number of samples in half of each set that rows are chosen by, the ID set first.
+        """The number of samples in half of each set that rows are chosen by, at most ``--limit``, the ID set first.
 
         An OOD set that is made of ``val`` has as many samples as ``val``, e.g. [500, 300, 500] with ``val`` of 1000
-        samples, an OOD file of 600, and one set that is made.
+        samples, an OOD file of 600, and one set that is made; [400, 300, 400] with ``--limit 400``.
         """
         # The sets of the choice are val and the OOD validation sets. Those that were not opened are made of val.
         made_of_val = [self.val] * (1 + len(self.request.choosing_sets()) - len(self.choosing))
-        return [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
+        halves = [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
+        limit = self.request.limit
+        return halves if limit is None else [min(half, limit) for half in halves]
 
     @property
     def fitted(self) -> list[GivenSet]:

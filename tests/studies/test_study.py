@@ -250,6 +250,23 @@ def test_an_estimate_has_every_step_and_grows_with_what_it_resamples(
     assert seconds[1] - seconds[0] == pytest.approx(1000 * samples / 1e4 * (1 + 1 + 2), rel=0.01)
 
 
+def test_an_estimate_counts_the_samples_that_limit_leaves(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_second_for_a_sample_in_a_block = SimpleNamespace(processor_seconds=1.0, sample_blocks=1)
+    monkeypatch.setattr("hydractl.verbs.study_time._probe_search", lambda step: a_second_for_a_sample_in_a_block)
+    monkeypatch.setattr("hydractl.verbs.study_time._seconds_of_a_round", lambda sizes: 0.0)
+    seconds = []
+    for limit in ("2", "6"):
+        capsys.readouterr()
+        options = {"--limit": limit, "--fit-samples": "0", "-o": "new", "--rows": "single"}
+        assert study("--dry-run", "--json", **options) == 0
+        seconds.append(json.loads(capsys.readouterr().out)["seconds"])
+    blocks = 3
+    sets = 3 + 2  # to choose: ID, OOD and made OOD; to test: ID and OOD
+    assert seconds[1] - seconds[0] == pytest.approx(sets * (6 - 2) * blocks)
+
+
 def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
     counts = read_json(made / "counts.json")
     passes = counts["passes"]
@@ -791,7 +808,7 @@ def test_an_estimate_counts_every_learning_rate(copy: Path) -> None:
         options = {"epochs": 2, "lr": rates, "train": "train.npz", "val": "val.npz"}
         step = Step(Command("finetune", ("vit.st",), options), ())
         train, val = (GivenSet("", open_data(DataSpec.of_option("", name))) for name in ("train.npz", "val.npz"))
-        request = SimpleNamespace(choosing_sets=list)
+        request = SimpleNamespace(choosing_sets=list, limit=None)
         return _passes_of_training(step, StudySets(request, val, val, train))  # type: ignore[arg-type]
 
     assert passes([0.1, 0.01, 0.001]) == 3 * passes([0.1]) > 0
