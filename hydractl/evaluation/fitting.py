@@ -1,4 +1,4 @@
-"""Fits a calibration, a threshold, prediction sets and OOD scores of one model, and chooses one of several scores."""
+"""Fits a calibration, a threshold and prediction sets of one model, and chooses one of several OOD scores."""
 
 from __future__ import annotations
 
@@ -14,60 +14,32 @@ from hydractl.evaluation.gathering import LogitsReader, gather
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role
-from hydractl.files.model_records import Calibration, ScoreDataRecord, StoredThreshold
-from hydractl.log import Log
+from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet, of_role, only
+from hydractl.files.model_records import Calibration, StoredThreshold
 from hydractl.metrics.calibrators import fit_calibration
 from hydractl.metrics.conformal import fit_conformal
-from hydractl.metrics.ood_scores import on_features, says_nothing
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.metrics.plausibility import calibration_warning, chance_warning, few_for_sets_warning, threshold_warning
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold, flagged
 
 
+def sets_chosen_on(sets: Sequence[EvalSet], what: FitOptions) -> list[EvalSet]:
+    """Return the validation sets on which something is fitted, or a given threshold is tried."""
+    chosen_on = of_role(sets, VAL) if what.uses_val else []
+    if what.needs_ood_val:
+        chosen_on += of_role(sets, OOD_VAL)
+    return chosen_on
+
+
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets that are not used: nothing is fitted on them, and no predictions file stores them."""
+    """Return the validation sets that are not used: nothing is chosen on them, and no predictions file stores them."""
     if options.keep_logits:
         return []
-    unused = []
-    if not options.uses_val:
-        unused += of_role(sets, VAL)
-    if not options.needs_ood_val:
-        unused += of_role(sets, OOD_VAL)
-    return unused
-
-
-def fit_scores(
-    model: LogitsProvider,
-    sets: Sequence[EvalSet],
-    what: FitOptions,
-    scores: Sequence[str],
-    log: Log,
-) -> None:
-    """Fit the OOD scores of a row that are on features to the training data; warn of each that is constant.
-
-    Args:
-        model: the model of the row, whose ``detector`` is set.
-        sets: all data sets of the command.
-        what: the options of fitting.
-        scores: the names of the OOD scores of the row.
-        log: receives the warnings.
-    """
-    names = on_features(scores)
-    if not names:
-        return
-    training = next(iter(of_role(sets, TRAIN)), None)
-    model.fit_scores(names, training, what)
-    if model.detector is None:
-        return
-    if model.detector.fitted_on:
-        model.scores_fitted_on = ScoreDataRecord.model_validate(dict(model.detector.fitted_on))
-    for name in model.detector.constant:
-        log.warn(
-            f"{model.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it is "
-            "constant; give data that the model was not trained on"
-        )
+    chosen_on = sets_chosen_on(sets, options)
+    validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
+    return [dataset for dataset in validation_sets if dataset not in chosen_on]
 
 
 def fit(
@@ -93,7 +65,7 @@ def fit(
     warnings: list[str | None] = []
 
     # The predictions on the ID validation set, without a calibration; None if nothing needs them.
-    val = next(iter(of_role(sets, VAL)), None)
+    val = only(sets, VAL)
     batches: list[LogitsBatch] = []
     validation = None
     if val is not None and (what.uses_val or compares_scores):

@@ -13,7 +13,7 @@ from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import TRAIN, EvalSet, of_role
+from hydractl.evaluation.sets import TRAIN, EvalSet, only
 from hydractl.files.atomic import Output
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import on_features
@@ -50,7 +50,7 @@ def open_writer(
     """
     resume = options.resume
     scores = on_features(row_scores(model, options))
-    training = next(iter(of_role(all_sets, TRAIN)), None)
+    training = only(all_sets, TRAIN)
     fitted_on = model.fit_record(scores, training, options)
     sets = [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in all_sets if dataset.role != TRAIN]
     open_file = partial(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.evaluation.answer import corruption_metrics, means_over_corruptions
-from hydractl.evaluation.fitting import fit, fit_scores
+from hydractl.evaluation.fitting import fit
 from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions
@@ -16,7 +16,7 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, only, tested
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalRow
 from hydractl.log import Log
@@ -107,7 +107,7 @@ class Measuring:
         # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
-        fit_scores(model, self._all_sets, self._options, scores, self._log)
+        model.fit_scores(scores, only(self._all_sets, TRAIN), self._options)
         fitted = fit(model, self._sets, self._options, scores[:1], read)
 
         # Run the clean test sets, the ID set first. Its labels are needed for metrics of each member alone, and for how

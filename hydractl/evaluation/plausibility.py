@@ -10,19 +10,17 @@ from hydractl.data.plausibility import repetition_warnings, sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import cut_warning
 from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.fitting import unused_sets
+from hydractl.evaluation.fitting import sets_chosen_on
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import (
     CORRUPTION,
     ID,
-    OOD_VAL,
     TRAIN,
     VAL,
     EvalSet,
     check_apart,
-    of_role,
     option_of,
     warnings_of_seen,
 )
@@ -107,7 +105,7 @@ def findings_of_samples(
     Raises:
         InputError: two sets have the same samples, or share most of them.
     """
-    yield from check_apart(sets, options.allow_seen)
+    yield from check_apart(sets)
     yield from warnings_of_seen(models, sets)
     for dataset in _read_as_they_are(sets):
         yield from repetition_warnings(dataset)
@@ -115,7 +113,7 @@ def findings_of_samples(
 
     # Validation data on which a model was trained.
     for model in models:
-        for eval_set in _sets_chosen_on(sets, options):
+        for eval_set in sets_chosen_on(sets, options):
             if eval_set.dataset is not None:
                 validation = GivenSet(option_of(eval_set), eval_set.dataset)
                 yield trained_on_warning(model.name, model.seen, validation)
@@ -126,16 +124,6 @@ def report_skipped_samples(sets: Sequence[EvalSet], log: Log) -> None:
     for eval_set in sets:
         if eval_set.role != CORRUPTION and eval_set.dataset is not None:
             report_skipped(eval_set.dataset, log)
-
-
-def _sets_chosen_on(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets on which something is chosen."""
-    fits_on_validation = options.needs_val or options.needs_ood_val
-    if options.keep_logits and not fits_on_validation:  # validation sets only go into the predictions file
-        return []
-    unused_names = [dataset.name for dataset in unused_sets(sets, options)]
-    validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
-    return [dataset for dataset in validation_sets if dataset.name not in unused_names]
 
 
 def warnings_of_row(

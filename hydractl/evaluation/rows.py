@@ -14,7 +14,7 @@ from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import TRAIN, EvalSet, of_role, open_sets
+from hydractl.evaluation.sets import TRAIN, EvalSet, only, open_sets
 from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
@@ -56,7 +56,7 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
         UsageError: if a score does not suit a model, or training data or words are missing.
         InputError: if a predictions file does not have a score, or the training data have no labels.
     """
-    training_data = next(iter(of_role(sets, TRAIN)), None)
+    training_data = only(sets, TRAIN)
     for model in models:
         for score in on_features(row_scores(model, options)):
             if not isinstance(model, Predictions):

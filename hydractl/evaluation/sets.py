@@ -211,6 +211,11 @@ def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
     return [dataset for dataset in sets if dataset.role == role]
 
 
+def only(sets: Sequence[EvalSet], role: str) -> EvalSet | None:
+    """Return the set with a role that one set has at most, e.g. ``train``; None if there is none."""
+    return next(iter(of_role(sets, role)), None)
+
+
 _OPTIONS = {ID: "--test", VAL: "--val", TRAIN: "--train"}
 
 
@@ -222,18 +227,15 @@ def option_of(dataset: EvalSet) -> str:
     return f"--{flag} {dataset.name}"
 
 
-def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
-    """Return warnings of data sets that share many samples; raise an error if two are the same or share most of them.
+def check_apart(sets: Sequence[EvalSet]) -> list[str]:
+    """Return warnings of data sets that share many samples; raise an error if two share most of them.
 
-    * The same samples are refused in an OOD set and the ID test set, and in a validation set and any test set.
-    * Shared samples are counted among the sets for fitting, and among the test sets. A test set that shares some
-      samples with a set for fitting is left to :func:`seen_samples`.
-
-    Samples that were not read yet are read for it, so it is best done when the model has run on them.
+    Shared samples are counted among the sets for fitting, and among the test sets. A test set that shares samples with
+    a set for fitting is left to :func:`seen_samples`. Samples that were not read yet are read for it, so it is best
+    done when the model has run on them.
 
     Args:
-        sets: all data sets of the command.
-        allow_seen: whether a validation set may be the same as a test set.
+        sets: all data sets of the command; those without samples are left out.
 
     Returns:
         The warnings.
@@ -241,36 +243,15 @@ def check_apart(sets: Sequence[EvalSet], allow_seen: bool) -> list[str]:
     Raises:
         InputError: with every pair of sets that shares too many samples.
     """
-    # An OOD set may not equal the ID test set, nor a validation set any test set.
-    test_sets = tested(sets)
     problems: list[str] = []
-    for dataset in sets:
-        others: Sequence[EvalSet] = []
-        if dataset.role == OOD:
-            others = test_sets[:1]
-        if dataset.role in (VAL, OOD_VAL) and not allow_seen:
-            others = test_sets
-        for other in others:
-            if _is_same(dataset, other):
-                problems.append(f"{option_of(dataset)} and {option_of(other)} are the same samples")
-
-    # Count shared samples; sets without samples are left out.
     warnings: list[str] = []
-    for compared_sets in (_fitted_sets(sets), test_sets):
+    for compared_sets in (_fitted_sets(sets), tested(sets)):
         with_samples = [GivenSet(option_of(each), each.dataset) for each in compared_sets if each.dataset]
         overlap = compare_sets(with_samples)
         problems += overlap.problems
         warnings += overlap.warnings
-
-    Findings(problems=list(dict.fromkeys(problems))).refuse()  # without repetitions
+    Findings(problems=problems).refuse()
     return warnings
-
-
-def _is_same(dataset: EvalSet, other: EvalSet) -> bool:
-    """Return whether two sets have the same samples; without samples, their fingerprints are compared."""
-    if dataset.dataset is None or other.dataset is None:
-        return dataset.fingerprint == other.fingerprint
-    return dataset.dataset.sample_fingerprints() == other.dataset.sample_fingerprints()
 
 
 def _label_map(document: Document | None) -> Mapping[str, str]:

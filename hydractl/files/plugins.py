@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -58,16 +58,7 @@ class Registry(Generic[T]):
         Raises:
             InputError: an entry point has the name of a declaration in this folder, or of another entry point.
         """
-        points: dict[str, EntryPoint] = {}
-        for point in entry_points_of(self.package):
-            name = point.name
-            # A package that is on the path twice offers the same value twice, which is no conflict.
-            earlier = points.get(name)
-            is_other_offer = earlier is not None and earlier.value != point.value
-            if name in self._own or is_other_offer:
-                raise InputError(f"{_origin(point)} offers {name!r} in {self.package}, a name that is taken")
-            points.setdefault(name, point)
-        return points
+        return named_entry_points(self.package, self._own)
 
     @property
     def names(self) -> list[str]:
@@ -107,7 +98,7 @@ class Registry(Generic[T]):
         else:
             point = self._foreign[name]
             origin = _origin(point)
-            declared = load_entry_point(point)
+            declared = load_entry_point(point, object)
 
         # A declaration must have the name by which it is found.
         declared_name = getattr(declared, "name", None)
@@ -129,6 +120,30 @@ def entry_points_of(group: str) -> list[EntryPoint]:
     return sorted(_entry_points_on(path).select(group=group), key=lambda point: point.name)
 
 
+def named_entry_points(group: str, taken: Collection[str]) -> dict[str, EntryPoint]:
+    """Return the entry points of a group that the installed packages have, by their names, which are sorted.
+
+    Args:
+        group: the group.
+        taken: names that no entry point may have.
+
+    Raises:
+        InputError: an entry point has a name that is taken, or that of another entry point.
+    """
+    points: dict[str, EntryPoint] = {}
+    for point in entry_points_of(group):
+        # A package that is on the path twice offers the same value twice, which is no conflict.
+        earlier = points.get(point.name)
+        is_other_offer = earlier is not None and earlier.value != point.value
+        if point.name in taken or is_other_offer:
+            raise InputError(
+                f"{_origin(point)} offers {point.name!r} in {group}, a name that is taken",
+                hint="give its entry point another name",
+            )
+        points.setdefault(point.name, point)
+    return points
+
+
 @functools.cache
 def _entry_points_on(_path: tuple[str, ...]) -> Any:
     """Return all entry points of the packages on the module search path, which is read once for all groups."""
@@ -138,19 +153,25 @@ def _entry_points_on(_path: tuple[str, ...]) -> Any:
     return entry_points()
 
 
-def load_entry_point(point: EntryPoint) -> Any:
-    """Import the declaration of another package.
+def load_entry_point(point: EntryPoint, kind: type[T]) -> T:
+    """Import the declaration of another package, which must be of a class.
 
     Raises:
-        InputError: the declaration cannot be imported.
+        InputError: the declaration cannot be imported, or is of another class.
     """
     try:
-        return point.load()
+        declared = point.load()
     except Exception as error:  # the code of another package may raise anything
         raise InputError(
             f"{point.name!r} of {_origin(point)} cannot be imported: {type(error).__name__}: {error}",
             hint="install a version of that package that fits this hydractl, or uninstall it",
         ) from error
+    if not isinstance(declared, kind):
+        raise InputError(
+            f"{point.name!r} of {_origin(point)} is no {kind.__name__}",
+            hint=f"declare it as {kind.__module__} says",
+        )
+    return declared
 
 
 def _origin(point: EntryPoint) -> str:

@@ -142,13 +142,11 @@ def _declared_by_plugins() -> tuple[Metric, ...]:
     used_keys.update(own_metric.key for own_metric in _declared_here())
     plugin_metrics = []
     for point in entry_points_of(GROUP):
-        what = f"the metric {point.name} = {point.value} of another package"
-        plugin = load_entry_point(point)
-
         # A plugin must be a metric of a known kind, under a key that no other metric has.
-        is_metric = isinstance(plugin, Metric) and plugin.kind in get_args(MetricKind)
-        if not is_metric:
-            raise InputError(f"{what} is no metric", hint="declare it by @metric of hydractl.metrics.declaration")
+        plugin = load_entry_point(point, Metric)
+        what = f"the metric {point.name} = {point.value} of another package"
+        if plugin.kind not in get_args(MetricKind):
+            raise InputError(f"{what}: there is no kind {plugin.kind!r}", hint=", ".join(get_args(MetricKind)))
         if plugin.key in used_keys or not plugin.key.isidentifier():
             raise InputError(f"{what}: the key {plugin.key!r} is taken", hint="give its function another name")
         used_keys.add(plugin.key)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.errors import InputError
-from hydractl.files.plugins import entry_points_of, load_entry_point
+from hydractl.files.plugins import load_entry_point, named_entry_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -73,13 +72,7 @@ class ScoreTable(Mapping[str, OodScore]):
         Raises:
             InputError: a name is taken by a score of hydractl.
         """
-        points: dict[str, EntryPoint] = {}
-        for point in entry_points_of(GROUP):
-            if point.name in self._declared_here or point.name in ON_FEATURES:
-                what = f"the OOD score {point.name} = {point.value} of another package"
-                raise InputError(f"{what}: the name is taken", hint="give its entry point another name")
-            points[point.name] = point
-        return points
+        return named_entry_points(GROUP, [*self._declared_here, *ON_FEATURES])
 
     def __getitem__(self, name: str) -> OodScore:
         """Return a score by name, imported from another package if need be.
@@ -90,12 +83,7 @@ class ScoreTable(Mapping[str, OodScore]):
         """
         if name in self._declared_here:
             return self._declared_here[name]
-        point = self._points[name]
-        loaded = load_entry_point(point)
-        if not isinstance(loaded, OodScore):
-            what = f"the OOD score {point.name} = {point.value} of another package"
-            raise InputError(f"{what} is no score", hint=f"declare it by @ood_score of {__name__}")
-        return loaded
+        return load_entry_point(self._points[name], OodScore)
 
     def __contains__(self, name: object) -> bool:
         return name in self._declared_here or name in self._points

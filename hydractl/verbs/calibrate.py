@@ -8,7 +8,7 @@ from hydractl.errors import UsageError
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import calibrated_model, kept_conformal, write_calibrated
 from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.fitting import fit, fit_scores, unused_sets
+from hydractl.evaluation.fitting import fit, unused_sets
 from hydractl.evaluation.gathering import Reading
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import (
@@ -19,7 +19,7 @@ from hydractl.evaluation.plausibility import (
 )
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import open_rows_and_sets, row_scores
-from hydractl.evaluation.sets import TRAIN, fitted_entries, option_of
+from hydractl.evaluation.sets import TRAIN, fitted_entries, only, option_of
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
     CalibrateAnswer,
@@ -78,7 +78,7 @@ def run(call: Call) -> Outcome:
         # equally good (near ties).
         try:
             scores = row_scores(model, options)
-            fit_scores(model, sets, options, scores, log)
+            model.fit_scores(scores, only(sets, TRAIN), options)
             validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
             fitted = fit(model, sets, options, scores, Reading(model, validation_sets, None, log))
         finally:

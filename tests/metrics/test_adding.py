@@ -88,7 +88,7 @@ def test_what_a_resample_does_not_know_is_repeated() -> None:
 
 
 WRONG = {
-    "overconfidence = 3": "is no metric",
+    "overconfidence = 3": "is no Metric",
     "import nothing_of_that_name": "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'",
     MODULE.replace("def overconfidence", "def brier") + "overconfidence = brier\n": "the key 'brier' is taken",
 }
@@ -168,9 +168,9 @@ def test_a_score_of_another_package_joins_studies_only_where_it_asks_for_that(as
 @pytest.mark.parametrize(
     ("module", "entry", "said"),
     [
-        ("gini = 3", ENTRY_OF_SCORE, "gini = gini:gini of another package is no score"),
-        (SCORE, ENTRY_OF_SCORE.replace("gini =", "msp ="), "msp = gini:gini of another package: the name is taken"),
-        (SCORE, ENTRY_OF_SCORE.replace("gini =", "knn ="), "knn = gini:gini of another package: the name is taken"),
+        ("gini = 3", ENTRY_OF_SCORE, "'gini' of .* is no OodScore"),
+        (SCORE, ENTRY_OF_SCORE.replace("gini =", "msp ="), "offers 'msp' in hydractl.ood_scores, a name that is taken"),
+        (SCORE, ENTRY_OF_SCORE.replace("gini =", "knn ="), "offers 'knn' in hydractl.ood_scores, a name that is taken"),
     ],
 )
 def test_what_is_no_score_is_refused(module: str, entry: str, said: str, fresh_scores: Path) -> None:

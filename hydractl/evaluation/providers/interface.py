@@ -105,10 +105,10 @@ class LogitsProvider(ABC):
     def fit_scores(  # noqa: B027 - predictions hold the scores already
         self, names: Sequence[str], data: EvalSet | None, what: FitOptions
     ) -> None:
-        """Fit OOD scores on features, and set :attr:`detector`.
+        """Fit those of some OOD scores that are on features, and set :attr:`detector` and :attr:`scores_fitted_on`.
 
         Args:
-            names: the names of the scores.
+            names: the names of the OOD scores of the row.
             data: the training data; None for scores that need none, or that are in the checkpoint.
             what: the options of fitting, of which k of the neighbours and the words that name no class matter.
         """

@@ -32,7 +32,7 @@ from hydractl.files.predictions_header import (
 from hydractl.files.training_history import trainings_of
 from hydractl.jsonio import canonical_json
 from hydractl.log import Log
-from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, OF_UNSIGNED, ON_FEATURES
+from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, OF_UNSIGNED, ON_FEATURES, on_features
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
 from hydractl.model.cost import dense_macs, macs, parameters
@@ -259,13 +259,16 @@ class RunningModel(LogitsProvider):
         """Set :attr:`detector`, which computes OOD scores on features, to the scores fitted to training data.
 
         A score in the checkpoint is used as it is if the command names no data (or words) to which it could be fitted.
-        All other scores are fitted now.
+        All other scores are fitted now. A warning names each that is constant.
 
         Args:
-            names: the names of the scores.
+            names: the names of the OOD scores of the row; those on logits need no fit.
             data: the training data, or None.
             what: the options of fitting: k of the score ``knn``, and the words of ``neglabel``.
         """
+        names = on_features(names)
+        if not names:
+            return
         model = self.loaded()
         models = models_of(model)
 
@@ -287,20 +290,28 @@ class RunningModel(LogitsProvider):
                 if name in stored_detector.names and not is_given:
                     taken_names.append(name)
         names_to_fit = [name for name in names if name not in taken_names]
-        if not names_to_fit:
-            self.detector = stored_detector
-            return
+        detector = stored_detector
+        if names_to_fit:
+            # Fit all others, and join them with the stored ones.
+            labels = None if data is None else data.labels
+            negative_words = _negative_words(names_to_fit, what)
+            with torch.inference_mode():
+                features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
+                # Its fingerprint is known once the samples were read.
+                fitted_on = self.fit_record(names_to_fit, data, what)
+                detector = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
+            if stored_detector is not None and taken_names:
+                detector = stored_detector.with_scores(detector)
+        assert detector is not None  # each score is stored, or was fitted
 
-        # Fit all others, and join them with the stored ones.
-        labels = None if data is None else data.labels
-        negative_words = _negative_words(names_to_fit, what)
-        with torch.inference_mode():
-            features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
-            # Its fingerprint is known once the samples were read.
-            fitted_on = self.fit_record(names_to_fit, data, what)
-            self.detector = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
-        if stored_detector is not None and taken_names:
-            self.detector = stored_detector.with_scores(self.detector)
+        self.detector = detector
+        if detector.fitted_on:
+            self.scores_fitted_on = ScoreDataRecord.model_validate(dict(detector.fitted_on))
+        for name in detector.constant:
+            self._log.warn(
+                f"{self.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
+                "is constant; give data that the model was not trained on"
+            )
 
     def fit_record(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> dict[str, object]:
         """Return the record of the data and words to which :meth:`fit_scores` fits scores; empty if they need none."""
