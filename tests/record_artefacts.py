@@ -69,7 +69,7 @@ prune a.st --method magnitude --keep 1 --scope site -o twice.st
 extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep 2 -o circuit.json --dry-run --json
 extract-circuit model --val val.X --ood-val ood.X --objective acc,ood,avg --keep 2 -o circuit.json
 extract-circuit model --val val.X --algorithm headmap --keep 2 -o headmap.json
-extract-circuit model --val val.X --objective nll,brier --budget 2 -o loss.json
+extract-circuit model --val val.X --objective nll --budget 2 -o loss.json
 extract-circuit model --val val.X --ood-val ood.X --approx lazy:2 --budget 2
 extract-circuit model --val val.X --ood-val ood.X --ood-score energy --sites 1-2 --start-mask a.mask.json --budget 4 \
   -o s.json

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 search = partial(opt, group="Search")
 expert = partial(opt, group="Expert")
 
-Objective = Literal["acc", "ood", "avg", "nll", "brier"]
+Objective = Literal["acc", "ood", "avg", "nll"]
 
 
 @verb(
@@ -63,10 +63,10 @@ def extract_circuit(
         often=True,
     ),
     objective: Objective | Sequence[Objective] = search(
-        "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus a loss; several make one file "
+        "What to maximise: accuracy, AUROC against --ood-val, their mean, or minus the NLL; several make one file "
         "each [default: avg; nll with --algorithm headmap]",
         default=(),
-        metavar="acc|ood|avg|nll|brier,...",
+        metavar="acc|ood|avg|nll,...",
         split=True,
         often=True,
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hydractl.circuit.documents import LOW_GAIN
-from hydractl.circuit.objective import LOSS_OBJECTIVES
 from hydractl.files.circuit_answer import CircuitAnswer, SearchedGain
 from hydractl.heads.mask import Head
 from hydractl.report.texts import number
@@ -18,9 +17,7 @@ def tied_text(circuit: CircuitAnswer) -> str | None:
     """
     objective = circuit.objective
     steps = circuit.removed
-    perfect = 1.0
-    if objective in LOSS_OBJECTIVES:
-        perfect = 0.0  # the scores of losses are minus a mean loss
+    perfect = 0.0 if objective == "nll" else 1.0  # the score of nll is minus a mean loss
 
     # Count the steps before the first one whose score is below the maximum.
     tied = 0

@@ -81,8 +81,8 @@ class Values:
         labelled: whether the samples are ID samples.
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
         correct: how many ID samples are classified right; 0 for OOD samples.
-        nll, brier: the sums of these losses over ID samples, in whole units of :data:`LOSS_UNIT`; 0 for OOD samples.
-        doubt: by how much rounding may change these three counts.
+        nll: the sum of this loss over ID samples, in whole units of :data:`LOSS_UNIT`; 0 for OOD samples.
+        doubt: by how much rounding may change these two counts.
         near: by how much rounding may change each OOD score, ``[B]``; a single number holds for all samples.
         tasks: the indices of the tasks that the samples belong to.
     """
@@ -91,14 +91,13 @@ class Values:
     scores: Floats
     correct: int = 0
     nll: int = 0
-    brier: int = 0
     doubt: Doubt = Doubt()
     near: Floats | float = 0.0
     tasks: Sequence[int] = (0,)
 
 
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
-    """Return the OOD scores, the number of correct samples and the losses of one batch, computed in float64.
+    """Return the OOD scores, the number of correct samples and the NLL of one batch, computed in float64.
 
     Each comes with its doubt: by how much it may differ on another machine, where logits are rounded otherwise.
 
@@ -140,8 +139,10 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     surely_correct = int((margin > logit_tolerance).sum())
     perhaps_correct = int((margin >= -logit_tolerance).sum())
 
-    # The losses. Rounding may change each loss by a few units: one in float32, more in half precision.
-    nll, brier = _losses(block.pooled_log, labels)
+    # The NLL of each sample, in whole units. Rounding may change it by a few units: one in float32, more in half
+    # precision.
+    log_p_of_label = block.pooled_log[np.arange(len(labels)), labels]
+    nll_in_units = np.rint(-log_p_of_label / LOSS_UNIT)
     units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])
     doubt = Doubt(
         fewer=correct - surely_correct,
@@ -152,36 +153,16 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         labelled=True,
         scores=scores,
         correct=correct,
-        nll=_sum_in_loss_units(nll),
-        brier=_sum_in_loss_units(brier),
+        nll=int(nll_in_units.astype(np.int64).sum()),
         doubt=doubt,
         near=score_tolerance,
     )
-
-
-def _losses(log_p: Floats, labels: np.ndarray) -> tuple[Floats, Floats]:
-    """Return the NLL and the Brier score of each sample, ``[B]`` each, from log p ``[B, classes]``."""
-    samples = np.arange(len(labels))
-    p = np.exp(log_p)
-    nll = -log_p[samples, labels]
-    # The sum over classes of (p - y)^2, where y is 1 for the label and 0 for others.
-    p_of_label = p[samples, labels]
-    sum_of_squares = (p * p).sum(axis=1)
-    brier = sum_of_squares + 1 - 2 * p_of_label
-    return nll, np.maximum(brier, 0)  # rounding may make it negative
 
 
 def as_one_member(logits: Tensor) -> Floats:
     """Return logits ``[B, classes]`` as float64 ``[1, B, classes]``, the shape that the scores of ensembles take."""
     array = logits.double().cpu().numpy()
     return array[None]
-
-
-def _sum_in_loss_units(losses: Floats) -> int:
-    """Return the sum of losses ``[B]`` in units of :data:`LOSS_UNIT`, each loss rounded to whole units."""
-    rounded = np.rint(losses / LOSS_UNIT)
-    units = rounded.astype(np.int64)
-    return int(units.sum())
 
 
 # --- batch after batch ------------------------------------------------------------------------------------------------
@@ -259,7 +240,6 @@ class Tally:
         self._shares = shares
         self._correct = 0
         self._nll = 0
-        self._brier = 0
         self._doubt = Doubt()
         self._pairs = [TaskPairs() for _ in shares]
 
@@ -277,7 +257,6 @@ class Tally:
             times = self._shares[task].inside
             self._correct += times * values.correct
             self._nll += times * values.nll
-            self._brier += times * values.brier
             self._doubt = self._doubt.plus(times, values.doubt)
             # The pairs are multiplied in `counts`.
             self._pairs[task].add(values)
@@ -310,7 +289,6 @@ class Tally:
             two_u=twice_u if n_ood else None,
             n_ood=n_ood,
             nll=self._nll,
-            brier=self._brier,
             doubt=doubt,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydractl.circuit.objective import LOSS_OBJECTIVES, LOSS_UNIT, OBJECTIVE_BY_NAME, EvaluationCounts
+from hydractl.circuit.objective import LOSS_UNIT, OBJECTIVE_BY_NAME, EvaluationCounts
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import ObjectiveRanking
 from hydractl.circuit.tasks import Task, role_of
@@ -103,7 +103,7 @@ class CircuitWriter:
             arch=source.description.arch,
             **search,
             ended="max_drop" if ranking.ended else None,
-            loss_unit=LOSS_UNIT if objective in LOSS_OBJECTIVES else None,
+            loss_unit=LOSS_UNIT if objective == "nll" else None,
             sites=dict(mask.heads),
             base=SearchCounts(**_counts(ranking.base, objective)),
             removed=removals,
@@ -196,9 +196,8 @@ def _counts(counts: EvaluationCounts, objective: str) -> dict[str, Any]:
         "n_id": counts.n_id,
         "two_u": counts.two_u,
         "n_ood": None if counts.two_u is None else counts.n_ood,
-        # Losses depend on rounding, so they are written only if they decided something.
+        # The loss depends on rounding, so it is written only if it decided something.
         "nll": counts.nll if objective == "nll" else None,
-        "brier": counts.brier if objective == "brier" else None,
         "score": counts.score(objective),
     }
 

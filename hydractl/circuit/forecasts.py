@@ -40,12 +40,8 @@ QUANTITIES_OF: dict[str, tuple[str, ...]] = {
     "ood": (OOD_SCORE,),
     "avg": (MARGIN, OOD_SCORE),
     "nll": (LABEL,),
-    "brier": (LABEL,),
 }
 """The names of the quantities that the forecast of each objective reads."""
-
-_SPREAD = "spread"
-"""The spread of probability over the wrong classes: the sum of its squares divided by the square of its sum."""
 
 _TINY = 1e-300
 """Replaces zero in a divisor and in a logarithm."""
@@ -131,8 +127,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
 
     * ``ood_score``: a function that sorts samples as the OOD score does, and is nearly linear;
     * ``margin``: z_y - max z_j, above 0 if the sample is right;
-    * ``label``: z_y - log sum exp z_j, the log-odds log(p_y / (1 - p_y));
-    * ``spread``: the sum of q_j^2, where q is the softmax over the others: 1 if one of them has all, else less.
+    * ``label``: z_y - log sum exp z_j, the log-odds log(p_y / (1 - p_y)).
 
     Args:
         name: one of these names.
@@ -148,9 +143,6 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
     assert labels is not None
     label_column = labels[:, None]  # [B, 1]
     others = logits.scatter(1, label_column, -torch.inf)  # [B, classes], -inf at the label, which then never counts
-    if name == _SPREAD:
-        p_of_others = others.softmax(dim=1)
-        return p_of_others.square().sum(dim=1)
     logit_of_label = logits.gather(1, label_column)[:, 0]  # [B, classes] -> [B]
     if name == MARGIN:
         return logit_of_label - others.amax(dim=1)
@@ -185,16 +177,13 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
     """Return the quantities of all samples under the current model, e.g. their margins, float64 ``[N]`` each.
 
-    If the log-odds of the label are asked for, the spread is added: the forecast of the Brier score reads both. With
-    several processes, each computes some batches, and all get the results.
+    With several processes, each computes some batches, and all get the results.
     """
 
     def lists_of_batch(batch: int) -> dict[str, list[float]]:
         """Return the quantities of one batch as lists, which processes can exchange."""
         logits = evaluator.current_logits(batch).double()
         readable, labels = _quantities_and_labels(evaluator, batch, names)
-        if LABEL in readable:
-            readable.append(_SPREAD)
         return {name: quantity(name, logits, labels, evaluator.ood_score).tolist() for name in readable}
 
     # Each process computes some batches; afterwards all processes have all of them.
@@ -343,7 +332,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         change: the slopes by the heads, float64 ``[N, heads]`` each.
 
     Returns:
-        The scores as the search counts them: higher is better, losses are negative.
+        The scores as the search counts them: higher is better, the NLL is negative.
     """
     # Objectives that read OOD samples: the AUROC, and its average with the accuracy.
     if objective == "avg":
@@ -356,7 +345,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         pairs = zip(id_after, ood_after, strict=True)
         return np.array([auroc(curve_of(id_scores, ood_scores)) for id_scores, ood_scores in pairs])
 
-    # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for the losses.
+    # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for "nll".
     (name,) = QUANTITIES_OF[objective]
     slope = change.inside[name]
     after = now.inside[name][:, None] - slope  # [N, heads]
@@ -367,19 +356,10 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         standard_error = (_DOUBT * slope.abs()).clamp_min(_TINY)
         p_right = torch.special.ndtr(after / standard_error)
         return p_right.mean(dim=0).numpy()
-    if objective == "nll":
-        # With log-odds z the label has the probability 1 / (1 + exp(-z)), so its NLL is log(1 + exp(-z)).
-        nll = nn.functional.softplus(-after)
-        return -nll.mean(dim=0).numpy()
-
-    # The Brier score sums squares over the classes. The label misses p_wrong, which adds p_wrong^2. The other classes
-    # divide p_wrong among them, and their squares add p_wrong^2 * spread: 1 if one class gets all of it, less if many
-    # do. How they divide it is assumed to stay as it is.
-    assert objective == "brier"
-    p_wrong = torch.sigmoid(-after)
-    spread = now.inside[_SPREAD][:, None]  # [N, 1]
-    brier = p_wrong * p_wrong * (1 + spread)
-    return -brier.mean(dim=0).numpy()
+    # With log-odds z the label has the probability 1 / (1 + exp(-z)), so its NLL is log(1 + exp(-z)).
+    assert objective == "nll"
+    nll = nn.functional.softplus(-after)
+    return -nll.mean(dim=0).numpy()
 
 
 def _scores_after(now: Mapping[str, Tensor], change: Mapping[str, Tensor]) -> np.ndarray:

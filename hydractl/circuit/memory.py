@@ -19,7 +19,7 @@ from hydractl.errors import InputError
 from hydractl.jsonio import shown
 
 _MOST_LOSS = 1 << 100
-"""The highest sum of losses that is accepted from a journal; far more than any data give."""
+"""The highest summed loss that is accepted from a journal; far more than any data give."""
 
 # --- records ----------------------------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ def record_of_counts(counts: EvaluationCounts) -> Record:
 
 def counts_from_record(record: Record) -> EvaluationCounts:
     """Return the evaluation, the inverse of :func:`record_of_counts`."""
-    counts = {name: record[name] for name in ("correct", "n_id", "two_u", "n_ood", "nll", "brier")}
+    counts = {name: record[name] for name in ("correct", "n_id", "two_u", "n_ood", "nll")}
     return EvaluationCounts(**counts, doubt=Doubt(*record.get("doubt", ())))
 
 
@@ -288,7 +288,6 @@ def _are_possible_counts(counts: EvaluationCounts, whole: WholeData) -> bool:
         (counts.correct, counts.n_id),
         (two_u, most_two_u),
         (counts.nll, _MOST_LOSS),
-        (counts.brier, _MOST_LOSS),
         (counts.doubt.fewer, counts.n_id),
         (counts.doubt.more, counts.n_id),
         (counts.doubt.lower, most_two_u),

@@ -1,7 +1,7 @@
 """The objectives of a circuit search, counted in integers so that ties are exact (paper D.1.2).
 
 ``S_acc`` = share of ID samples classified right, ``S_ood`` = AUROC of an OOD score between ID and OOD samples,
-``S_avg`` their mean. Two more than in the paper: ``nll`` and ``brier``, minus the mean loss over ID samples.
+``S_avg`` their mean. One more than in the paper: ``nll``, minus the mean loss over ID samples.
 
 With several tasks (each an ID set and perhaps an OOD set), every score is the weighted mean over the tasks. Samples and
 pairs are then counted several times (:class:`Share`), so that all tasks have equally many: the ratios of the counts
@@ -24,9 +24,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 LOSS_UNIT = 2.0**-20
-"""Losses are counted in whole units of this size for each sample: about the resolution of float32 logits."""
-
-LOSS_OBJECTIVES = ("nll", "brier")
+"""The NLL is counted in whole units of this size for each sample: about the resolution of float32 logits."""
 
 
 class Share(NamedTuple):
@@ -76,7 +74,7 @@ class Doubt(NamedTuple):
     Attributes:
         fewer, more: how many ID samples fewer or more may be classified right.
         lower, higher: by how much twice the Mann-Whitney U may be lower or higher.
-        loss: by how much each of the summed losses may differ, in either direction.
+        loss: by how much the summed loss may differ, in either direction.
     """
 
     fewer: int = 0
@@ -105,7 +103,6 @@ class EvaluationCounts:
         n_id, n_ood: how many ID and OOD samples were counted.
         two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None if it was not measured.
         nll: the sum over ID samples of -log p of the label, each rounded to units of :data:`LOSS_UNIT` nats.
-        brier: the sum over ID samples of the squared distance of p from the label, in the same units.
         doubt: how differently another machine may count.
     """
 
@@ -114,7 +111,6 @@ class EvaluationCounts:
     two_u: int | None
     n_ood: int
     nll: int = 0
-    brier: int = 0
     doubt: Doubt = Doubt()
 
     @property
@@ -140,7 +136,6 @@ class EvaluationCounts:
             two_u=two_u,
             n_ood=self.n_ood,
             nll=self.nll + by_loss,
-            brier=self.brier + by_loss,
         )
 
     def read_by(self, objective: str) -> EvaluationCounts:
@@ -171,7 +166,6 @@ class EvaluationCounts:
             two_u=seen_two_u + 2 * unseen_pairs,
             n_ood=n_ood,
             nll=self.nll,
-            brier=self.brier,
         )
 
     def key(self, objective: str) -> int:
@@ -195,7 +189,7 @@ class ObjectiveRule:
     Attributes:
         needs_ood: whether it reads OOD samples.
         key: returns an integer that orders evaluations of the same data like the score; it grows with each of correct,
-            two_u, -nll and -brier.
+            two_u and -nll.
         score: returns the score as a number.
     """
 
@@ -248,11 +242,6 @@ OBJECTIVE_BY_NAME: dict[str, ObjectiveRule] = {
         needs_ood=False,
         key=lambda counts: -counts.nll,
         score=lambda counts: -counts.nll * LOSS_UNIT / counts.n_id,
-    ),
-    "brier": ObjectiveRule(
-        needs_ood=False,
-        key=lambda counts: -counts.brier,
-        score=lambda counts: -counts.brier * LOSS_UNIT / counts.n_id,
     ),
 }
 

@@ -194,7 +194,7 @@ class Race:
         if max(len(id_batches), ood_count) > _MOST_PAIRED:
             return needed
 
-        # Accuracy, NLL and Brier score lose on single samples: the loss of each batch by itself, [batches].
+        # Accuracy and NLL lose on single samples: the loss of each batch by itself, [batches].
         values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
         losses = [_loss_of_single_samples(values, objective) for values in values_of_batches]
         loss_by_batch = np.array(losses)
@@ -386,7 +386,7 @@ def _loss_of_single_samples(values: Values, objective: str) -> float:
     if not values.labelled:
         return 0.0
     wrong = len(values.scores) - values.correct
-    losses = {"acc": wrong, "avg": wrong, "nll": values.nll, "brier": values.brier}
+    losses = {"acc": wrong, "avg": wrong, "nll": values.nll}
     return float(losses.get(objective, 0))
 
 

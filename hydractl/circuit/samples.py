@@ -152,14 +152,13 @@ def undecided_first(
     assert inside.margin is not None
     assert inside.loss is not None
     reads_margin = "acc" in objectives or "avg" in objectives
-    reads_loss = "nll" in objectives or "brier" in objectives
     reads_scores = "ood" in objectives or "avg" in objectives
 
     # The hazard of an ID sample is the sum of its relative ranks (each 0 to 1) in what the objectives read.
     hazards = np.zeros(len(inside.scores))
     if reads_margin:
         hazards += _relative_rank(-inside.margin)
-    if reads_loss:
+    if "nll" in objectives:
         hazards += _relative_rank(inside.loss)
     if reads_scores and outside is not None:
         hazards += _relative_rank(inside.scores)

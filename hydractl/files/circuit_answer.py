@@ -116,8 +116,7 @@ class SearchCounts(Record):
     """Twice the Mann-Whitney U; null without OOD data."""
     n_ood: Count | None = None
     """Number of OOD samples; null without OOD data."""
-    nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective or constraint.")
-    brier: Count | None = optional("Summed Brier score, likewise.")
+    nll: Count | None = optional("Summed NLL in units of `loss_unit`; of that objective.")
     score: float
     """The objective as a number."""
 
@@ -223,7 +222,7 @@ class CircuitAnswer(Result):
     budget: Count | None = optional("How many heads were to be removed in all, or were, if it ended.")
     max_drop: float | None = optional("The value of `--max-drop`.")
     ended: Literal["max_drop"] | None = optional("What ended it before the budget.")
-    loss_unit: float | None = optional("The unit of `nll` and `brier`.")
+    loss_unit: float | None = optional("The unit of `nll`.")
     sites: Mapping[str, Count] | None = optional("By site its number of heads.")
     base: SearchCounts | None = optional("The counts before the first removal.")
     removed: Sequence[RemovalRecord]

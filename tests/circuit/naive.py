@@ -88,8 +88,8 @@ def bounds(model: Any, objective: str, samples: Data) -> tuple[Score, Score]:
     """
     inside = torch.cat([logits(model, batch).double() for batch in samples.inside])
     labels = torch.cat(samples.labels)
-    if objective in ("nll", "brier"):
-        loss = float(_losses(objective, inside, labels).sum())
+    if objective == "nll":
+        loss = float(torch.nn.functional.cross_entropy(inside, labels, reduction="sum"))
         rounding = len(labels) * 2.0**-20
         return -loss - rounding, -loss + rounding
     logit_of_label = inside.gather(1, labels[:, None])
@@ -103,14 +103,6 @@ def bounds(model: Any, objective: str, samples: Data) -> tuple[Score, Score]:
     if objective == "ood":
         return auroc
     return (accuracy[0] + auroc[0]) / 2, (accuracy[1] + auroc[1]) / 2
-
-
-def _losses(objective: str, z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each sample ``[B]`` from logits ``[B, classes]``."""
-    if objective == "nll":
-        return torch.nn.functional.cross_entropy(z, labels, reduction="none")
-    one_hot = torch.nn.functional.one_hot(labels, z.shape[1])
-    return (z.softmax(-1) - one_hot).square().sum(1)
 
 
 def _log_odds(z: torch.Tensor) -> torch.Tensor:

@@ -131,7 +131,7 @@ def test_forecasts_count_what_samples_would_be() -> None:
     change, strange_change = draw.normal(0, 0.2, (40, 4)), draw.normal(0, 0.2, (30, 4))
     tensor = torch.from_numpy
     now = Quantities(
-        {MARGIN: tensor(odds), LABEL: tensor(odds), OOD_SCORE: tensor(odds), "spread": torch.ones(40)},
+        {MARGIN: tensor(odds), LABEL: tensor(odds), OOD_SCORE: tensor(odds)},
         {OOD_SCORE: tensor(strange)},
     )
     slope = Quantities(
@@ -143,7 +143,6 @@ def test_forecasts_count_what_samples_would_be() -> None:
     right = (odds > 0).mean()
     pairs = [(away[:, h][:, None] > after[:, h][None]).mean() for h in range(4)]
     assert forecast("nll", now, slope) == pytest.approx(np.log(p).mean(axis=0))
-    assert forecast("brier", now, slope) == pytest.approx(-2 * ((1 - p) ** 2).mean(axis=0))
     assert forecast("ood", now, slope) == pytest.approx(pairs)
     assert forecast("acc", now, slope) == pytest.approx(np.full(4, right), abs=0.01)
     assert forecast("avg", now, slope) == pytest.approx((right + np.array(pairs)) / 2, abs=0.01)

@@ -80,7 +80,7 @@ def test_rankings_equal_the_naive_algorithm(variant: str, budget: int) -> None:
         for objective, ranking in rankings.items():
             expected_removals = [(path, head) for path, head, _ in expected[objective]]
             assert names(model, ranking) == expected_removals, objective
-            scale = len(torch.cat(data.labels)) if objective in ("nll", "brier") else 1
+            scale = len(torch.cat(data.labels)) if objective == "nll" else 1
             for step, (_, _, score) in zip(ranking.steps, expected[objective], strict=True):
                 assert step.counts.score(objective) * scale == pytest.approx(float(score), rel=1e-5, abs=1e-5)
                 assert step.counts.n_ood == 7  # counted for every objective
@@ -144,12 +144,12 @@ def test_scores_are_exact_integers() -> None:
 
 def test_the_best_case_is_reached_and_never_exceeded() -> None:
     """All ways to complete a part of the data: none beats the best case, and for the pairs one of them reaches it."""
-    seen = EvaluationCounts(correct=1, n_id=2, two_u=3, n_ood=1, nll=5, brier=7)
+    seen = EvaluationCounts(correct=1, n_id=2, two_u=3, n_ood=1, nll=5)
     best = seen.best_case(3, 2)
     for right, unseen in itertools.product((0, 1), range(2 * (3 * 2 - 2 * 1) + 1)):
-        done = EvaluationCounts(1 + right, 3, 3 + unseen, 2, 5, 7)
+        done = EvaluationCounts(1 + right, 3, 3 + unseen, 2, 5)
         assert all(done.key(o) <= best.key(o) for o in OBJECTIVE_BY_NAME)
-    assert EvaluationCounts(2, 3, 3 + 8, 2, 5, 7) == best
+    assert EvaluationCounts(2, 3, 3 + 8, 2, 5) == best
 
 
 def test_the_model_is_whole_after_a_search() -> None:
