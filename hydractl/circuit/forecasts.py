@@ -32,13 +32,15 @@ MARGIN = "margin"
 """The logit of the label minus the highest other one."""
 LABEL = "label"
 """The log-odds of the label."""
+ID_SCORE = "id_score"
+"""A monotone function of the OOD score, of an ID sample."""
 OOD_SCORE = "ood_score"
-"""A monotone function of the OOD score."""
+"""The same function, of an OOD sample, which has no other quantity."""
 
 QUANTITIES_OF: dict[str, tuple[str, ...]] = {
     "acc": (MARGIN,),
-    "ood": (OOD_SCORE,),
-    "avg": (MARGIN, OOD_SCORE),
+    "ood": (ID_SCORE, OOD_SCORE),
+    "avg": (MARGIN, ID_SCORE, OOD_SCORE),
     "nll": (LABEL,),
 }
 """The names of the quantities that the forecast of each objective reads."""
@@ -53,23 +55,11 @@ With it, samples near the decision boundary count in part. This tells apart head
 """
 
 
-@dataclass(frozen=True)
-class Quantities:
-    """Numbers of all samples by the name of the quantity, in the order of the batches.
+Quantities = Mapping[str, Tensor]
+"""Numbers of samples by the name of the quantity, ``[N]`` each, or their slopes, ``[N, heads]``."""
 
-    Attributes:
-        inside: the numbers of ID samples ``[N]``, or their slopes ``[N, heads]``.
-        outside: the same for OOD samples; empty if no objective reads them.
-    """
-
-    inside: dict[str, Tensor]
-    outside: dict[str, Tensor]
-
-    def of_samples(self, inside: Tensor, outside: Tensor) -> Quantities:
-        """Return the numbers of selected ID and OOD samples; each selection is bool ``[N]``."""
-        selected_inside = {name: values[inside] for name, values in self.inside.items()}
-        selected_outside = {name: values[outside] for name, values in self.outside.items()}
-        return Quantities(selected_inside, selected_outside)
+QuantitiesOfBatches = Mapping[int, Quantities]
+"""The quantities of each batch, by its index; those of an OOD batch are only :data:`OOD_SCORE`."""
 
 
 @dataclass(frozen=True)
@@ -78,37 +68,31 @@ class Slopes:
 
     Attributes:
         heads: the heads of the sample tower that are present.
-        quantities: ``[N, len(heads) + 1]``; the last column is zero, and is used for heads that have no slopes.
+        names: the names of the quantities.
+        of_batches: for each batch float32 ``[B, len(heads) + 1]``; the last column is zero, and is used for heads that
+            have no slopes.
     """
 
     heads: list[CandidateHead]
-    quantities: Quantities
+    names: Sequence[str]
+    of_batches: QuantitiesOfBatches
 
-    def by_heads(self, heads: Sequence[CandidateHead]) -> Quantities:
-        """Return the slopes by these heads, float64 ``[N, len(heads)]``; zeros for heads of the label tower."""
+    def columns_of(self, heads: Sequence[CandidateHead]) -> Tensor:
+        """Return the column of each of these heads; of heads of the label tower that of zeros."""
         column_of_head = {head: column for column, head in enumerate(self.heads)}
         column_of_zeros = -1  # the last column
-        columns = torch.tensor([column_of_head.get(head, column_of_zeros) for head in heads], dtype=torch.long)
-        inside = {name: values[:, columns].double() for name, values in self.quantities.inside.items()}
-        outside = {name: values[:, columns].double() for name, values in self.quantities.outside.items()}
-        return Quantities(inside, outside)
+        return torch.tensor([column_of_head.get(head, column_of_zeros) for head in heads], dtype=torch.long)
 
 
-def samples_of_task(evaluator: Evaluator, task: int) -> tuple[Tensor, Tensor]:
-    """Return which ID samples and which OOD samples belong to a task, as two masks, bool ``[N]`` each.
-
-    The samples are in the order of the batches. All samples of a batch belong to the same tasks.
-    """
-    id_flags: list[bool] = []
-    ood_flags: list[bool] = []
-    for batch in evaluator.batches:
-        belongs_to_task = task in batch.tasks
-        # Only ID batches have labels.
-        flags = ood_flags if batch.labels is None else id_flags
-        flags.extend([belongs_to_task] * batch.size)
-    is_inside = torch.tensor(id_flags, dtype=torch.bool)
-    is_outside = torch.tensor(ood_flags, dtype=torch.bool)
-    return is_inside, is_outside
+def of_task(evaluator: Evaluator, task: int, of_batches: QuantitiesOfBatches) -> dict[str, Tensor]:
+    """Return the quantities of the samples of a task, concatenated in the order of the batches, ``[N, ...]`` each."""
+    parts_by_name: dict[str, list[Tensor]] = {}
+    for batch in sorted(of_batches):
+        if task not in evaluator.batches[batch].tasks:
+            continue
+        for name, values in of_batches[batch].items():
+            parts_by_name.setdefault(name, []).append(values)
+    return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
 def quantities_needed(objectives: Sequence[str]) -> list[str]:
@@ -116,7 +100,7 @@ def quantities_needed(objectives: Sequence[str]) -> list[str]:
     needed: set[str] = set()
     for objective in objectives:
         needed.update(QUANTITIES_OF[objective])
-    in_order = (MARGIN, LABEL, OOD_SCORE)
+    in_order = (MARGIN, LABEL, ID_SCORE, OOD_SCORE)
     return [name for name in in_order if name in needed]
 
 
@@ -125,7 +109,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
 
     With z the logits, y the label and j over the other classes, the quantities are:
 
-    * ``ood_score``: a function that sorts samples as the OOD score does, and is nearly linear;
+    * ``id_score``, ``ood_score``: a function that sorts samples as the OOD score does, and is nearly linear;
     * ``margin``: z_y - max z_j, above 0 if the sample is right;
     * ``label``: z_y - log sum exp z_j, the log-odds log(p_y / (1 - p_y)).
 
@@ -135,8 +119,8 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
         labels: ``[B]``; None for OOD samples, which have only the OOD score.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
     """
-    if name == OOD_SCORE:
-        nearly_linear_score = _OOD_SCORE[ood_score]
+    if name in (ID_SCORE, OOD_SCORE):
+        nearly_linear_score = _NEARLY_LINEAR[ood_score]
         return nearly_linear_score(logits)
 
     # The other quantities compare the label with the other classes.
@@ -165,7 +149,7 @@ def _log_entropy(logits: Tensor) -> Tensor:
     return entropy.clamp_min(_TINY).log()
 
 
-_OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
+_NEARLY_LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "msp": _odds_against,
     "entropy": _log_entropy,
     "energy": lambda logits: -logits.logsumexp(dim=1),
@@ -174,8 +158,8 @@ _OOD_SCORE: dict[str, Callable[[Tensor], Tensor]] = {
 """For each OOD score, a function that orders samples as it does and is more nearly linear."""
 
 
-def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> Quantities:
-    """Return the quantities of all samples under the current model, e.g. their margins, float64 ``[N]`` each.
+def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Processes) -> QuantitiesOfBatches:
+    """Return the quantities of each batch under the current model, e.g. the margins of its samples, float64 ``[B]``.
 
     With several processes, each computes some batches, and all get the results.
     """
@@ -188,10 +172,10 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
     # Each process computes some batches; afterwards all processes have all of them.
     lists_by_batch = over_batches(evaluator, lists_of_batch, processes)
-    tensors_by_batch = {}
+    of_batches = {}
     for batch, lists in lists_by_batch.items():
-        tensors_by_batch[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
-    return _joined_in_batch_order(evaluator, tensors_by_batch)
+        of_batches[batch] = {name: torch.tensor(values).double() for name, values in lists.items()}
+    return of_batches
 
 
 # --- slopes -----------------------------------------------------------------------------------------------------------
@@ -220,17 +204,14 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
     for site, kept in zip(tower.sites, tower.kept, strict=True):
         heads += [CandidateHead(site, head) for head in kept]
 
-    slopes_by_batch = {}
+    of_batches = {}
     with torch.inference_mode(False), torch.enable_grad(), _without_gradients_of_weights(evaluator.model):
         for batch in range(len(evaluator.batches)):
-            slopes_by_batch[batch] = _slopes_of_batch(evaluator, batch, names)
-        quantities = _joined_in_batch_order(evaluator, slopes_by_batch)
-
-    for values in (*quantities.inside.values(), *quantities.outside.values()):
-        is_finite = bool(values.isfinite().all())
-        if not is_finite:
-            raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
-    return Slopes(heads, quantities)
+            of_batches[batch] = _slopes_of_batch(evaluator, batch, names)
+            is_finite = all(bool(values.isfinite().all()) for values in of_batches[batch].values())
+            if not is_finite:
+                raise NonFiniteError("a gradient is NaN or infinite during the search", hint="try a wider --dtype")
+    return Slopes(heads, names, of_batches)
 
 
 def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
@@ -270,38 +251,16 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
 
 
 def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """Return the quantities that a batch has, as a new list, and its labels on the model's device.
+    """Return which of the quantities a batch has, and its labels on the model's device.
 
-    An OOD batch has no labels (None), and only the OOD score.
+    An OOD batch has no labels (None), and only :data:`OOD_SCORE`; an ID batch has all others.
     """
     labels = evaluator.batches[batch].labels
     if labels is None:
-        readable = [name for name in names if name == OOD_SCORE]
-        return readable, None
+        return [name for name in names if name == OOD_SCORE], None
     parameter = next(evaluator.model.parameters())
     labels_on_device = torch.from_numpy(labels).to(parameter.device)
-    return list(names), labels_on_device
-
-
-def _joined_in_batch_order(evaluator: Evaluator, by_batch: Mapping[int, Mapping[str, Tensor]]) -> Quantities:
-    """Return the quantities of all samples, ``[N, ...]`` each: those of all batches, concatenated in their order.
-
-    ID and OOD batches are concatenated separately; OOD batches are those without labels.
-
-    Args:
-        evaluator: the evaluator that has the batches.
-        by_batch: for each batch its quantities by name, ``[B, ...]``.
-    """
-    id_parts: dict[str, list[Tensor]] = {}
-    ood_parts: dict[str, list[Tensor]] = {}
-    for batch in sorted(by_batch):
-        is_ood = evaluator.batches[batch].labels is None
-        parts_by_name = ood_parts if is_ood else id_parts
-        for name, values in by_batch[batch].items():
-            parts_by_name.setdefault(name, []).append(values)
-    inside = {name: torch.cat(parts) for name, parts in id_parts.items()}
-    outside = {name: torch.cat(parts) for name, parts in ood_parts.items()}
-    return Quantities(inside, outside)
+    return [name for name in names if name != OOD_SCORE], labels_on_device
 
 
 @contextlib.contextmanager
@@ -340,15 +299,15 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
         auroc_of_heads = forecast("ood", now, change)
         return (accuracy + auroc_of_heads) / 2
     if OBJECTIVE_BY_NAME[objective].needs_ood:
-        id_after = _scores_after(now.inside, change.inside)  # [heads, N]
-        ood_after = _scores_after(now.outside, change.outside)
+        id_after = _scores_after(now[ID_SCORE], change[ID_SCORE])  # [heads, N]
+        ood_after = _scores_after(now[OOD_SCORE], change[OOD_SCORE])
         pairs = zip(id_after, ood_after, strict=True)
         return np.array([auroc(curve_of(id_scores, ood_scores)) for id_scores, ood_scores in pairs])
 
     # All others read one quantity of ID samples: the margin for "acc", the log-odds of the label for "nll".
     (name,) = QUANTITIES_OF[objective]
-    slope = change.inside[name]
-    after = now.inside[name][:, None] - slope  # [N, heads]
+    slope = change[name]
+    after = now[name][:, None] - slope  # [N, heads]
     if objective == "acc":
         # A sample is right if its margin is above 0. The forecast margin is taken as normally distributed, with a
         # standard error in proportion to the forecast change. So a sample near 0 counts in part: 0.5 at 0, almost 1 far
@@ -362,8 +321,7 @@ def forecast(objective: str, now: Quantities, change: Quantities) -> np.ndarray:
     return -nll.mean(dim=0).numpy()
 
 
-def _scores_after(now: Mapping[str, Tensor], change: Mapping[str, Tensor]) -> np.ndarray:
+def _scores_after(now: Tensor, change: Tensor) -> np.ndarray:
     """Return the forecast OOD scores of the samples of one side, ID or OOD, without each head: ``[heads, N]``."""
-    scores_now = now[OOD_SCORE][:, None]  # [N, 1]
-    scores_after = scores_now - change[OOD_SCORE]  # [N, heads]
+    scores_after = now[:, None] - change  # [N, heads]
     return scores_after.numpy().T

@@ -23,8 +23,8 @@ from hydractl.circuit.forecasts import (
     Slopes,
     current_quantities,
     forecast,
+    of_task,
     quantities_needed,
-    samples_of_task,
     slopes,
 )
 from hydractl.circuit.journal import Record
@@ -141,21 +141,20 @@ class Lazy(GreedySearch):
         # The quantities of all samples under the current model, and their slopes by a gate on each head. A quantity
         # (e.g. the margin of the label) changes by minus its slope if the head is removed.
         slopes_of_heads = self._slopes_of_step(group, step)
-        change = slopes_of_heads.by_heads(left)
+        columns = slopes_of_heads.columns_of(left)
         now = current_quantities(self.evaluator, quantities_needed(group), self.processes)
 
-        # Each task has its own forecast, made from the samples of that task only.
-        samples_of_tasks = [samples_of_task(self.evaluator, task) for task in range(self.evaluator.tasks)]
+        # Each task has its own forecast, made from the samples of that task only; a forecast is their mean.
+        forecasts_of_tasks: dict[str, list[np.ndarray]] = {objective: [] for objective in group}  # [tasks, heads] each
+        for task in range(self.evaluator.tasks):
+            now_of_task = of_task(self.evaluator, task, now)
+            slopes_of_task = of_task(self.evaluator, task, slopes_of_heads.of_batches)
+            change = {name: values[:, columns].double() for name, values in slopes_of_task.items()}
+            for objective, of_tasks in forecasts_of_tasks.items():
+                of_tasks.append(forecast(objective, now_of_task, change))
         forecasts: dict[str, dict[CandidateHead, float]] = {}
-        for objective in group:
-            forecasts_of_tasks = []  # [tasks, heads]
-            for inside, outside in samples_of_tasks:
-                now_of_task = now.of_samples(inside, outside)
-                change_of_task = change.of_samples(inside, outside)
-                forecast_of_task = forecast(objective, now_of_task, change_of_task)
-                forecasts_of_tasks.append(forecast_of_task)
-
-            means = np.mean(forecasts_of_tasks, axis=0)  # [heads]
+        for objective, of_tasks in forecasts_of_tasks.items():
+            means = np.mean(of_tasks, axis=0)  # [heads]
             forecasts[objective] = dict(zip(left, means.tolist(), strict=True))
 
         # Evaluate candidates until, for each objective, no forecast is better than the best score.
@@ -289,10 +288,8 @@ class Lazy(GreedySearch):
         # Objectives need different quantities, so known slopes may lack some of them.
         names = quantities_needed(group)
         known = self._slopes.get(model_then)
-        if known is not None:
-            known_names = set(known.quantities.inside)
-            if known_names.issuperset(names):
-                return known
+        if known is not None and set(names).issubset(known.names):
+            return known
 
         # Compute them now, if necessary at the earlier model.
         is_at_that_step = removed_then == removed

@@ -13,13 +13,14 @@ import torch
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.forecasts import (
+    ID_SCORE,
     LABEL,
     MARGIN,
     OOD_SCORE,
     QUANTITIES_OF,
-    Quantities,
     current_quantities,
     forecast,
+    of_task,
     quantity,
     slopes,
 )
@@ -69,7 +70,7 @@ def doubled(batch: Any) -> Any:
 
 
 def naive_quantities(model: Any, data: naive.Data, ood_score: str) -> dict[str, torch.Tensor]:
-    """The quantities from probabilities, of ID samples by name and of OOD samples as ``outside``."""
+    """The quantities from probabilities, by name."""
 
     def strange(p: torch.Tensor) -> torch.Tensor:
         top = p.amax(dim=1)
@@ -85,8 +86,8 @@ def naive_quantities(model: Any, data: naive.Data, ood_score: str) -> dict[str, 
     return {
         MARGIN: torch.log(right / wrong.amax(dim=1)),
         LABEL: torch.log(right / (1 - right)),
-        OOD_SCORE: strange(inside),
-        "outside": strange(outside),
+        ID_SCORE: strange(inside),
+        OOD_SCORE: strange(outside),
     }
 
 
@@ -99,8 +100,10 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
     evaluator = Evaluator(model, batches, ood_score=ood_score)
     removed = [(0, 1), (2, 0)]
     evaluator.go_to_model_without(removed)
-    measured = slopes(evaluator, [MARGIN, LABEL, OOD_SCORE])
-    heads, found = measured.heads, measured.quantities
+    names = [MARGIN, LABEL, ID_SCORE, OOD_SCORE]
+    measured = slopes(evaluator, names)
+    heads, found = measured.heads, of_task(evaluator, 0, measured.of_batches)
+    assert sorted(found) == sorted(names)
     sites = 2 if variant == "clip" else 3  # slopes are for the tower of the samples
     assert heads == [head for head in HEADS if head not in removed and head[0] < sites]
     paths = [site.path for site in model.sites]
@@ -111,15 +114,14 @@ def test_slopes_are_finite_differences_on_the_library_s_model(variant: str, ood_
         more, less = (
             naive_quantities(scaled(without, paths[site], head, 1 + sign * step), data, ood_score) for sign in (1, -1)
         )
-        for name, values in {**found.inside, "outside": found.outside[OOD_SCORE]}.items():
+        for name, values in found.items():
             expected = (more[name] - less[name]) / (2 * step)
             assert torch.allclose(values[:, column].double(), expected, rtol=1e-4, atol=1e-6), (name, head)
             assert float(expected.abs().max()) > 1e-3
-    now = current_quantities(evaluator, [MARGIN, LABEL, OOD_SCORE], Processes())
+    now = of_task(evaluator, 0, current_quantities(evaluator, names, Processes()))
     expected = naive_quantities(without, data, ood_score)
-    for name in (MARGIN, LABEL, OOD_SCORE):
-        assert torch.allclose(now.inside[name], expected[name], rtol=1e-6, atol=1e-8)
-    assert torch.allclose(now.outside[OOD_SCORE], expected["outside"], rtol=1e-6, atol=1e-8)
+    for name in names:
+        assert torch.allclose(now[name], expected[name], rtol=1e-6, atol=1e-8)
     assert all(a.head_gate is None for a in model.attentions)
     assert all(p.requires_grad for p in model.parameters())
 
@@ -130,14 +132,13 @@ def test_forecasts_count_what_samples_would_be() -> None:
     odds, strange = draw.normal(0, 3, 40), draw.normal(1, 2, 30)
     change, strange_change = draw.normal(0, 0.2, (40, 4)), draw.normal(0, 0.2, (30, 4))
     tensor = torch.from_numpy
-    now = Quantities(
-        {MARGIN: tensor(odds), LABEL: tensor(odds), OOD_SCORE: tensor(odds)},
-        {OOD_SCORE: tensor(strange)},
-    )
-    slope = Quantities(
-        {MARGIN: tensor(change * 1e-3), LABEL: tensor(change), OOD_SCORE: tensor(change)},
-        {OOD_SCORE: tensor(strange_change)},
-    )
+    now = {MARGIN: tensor(odds), LABEL: tensor(odds), ID_SCORE: tensor(odds), OOD_SCORE: tensor(strange)}
+    slope = {
+        MARGIN: tensor(change * 1e-3),
+        LABEL: tensor(change),
+        ID_SCORE: tensor(change),
+        OOD_SCORE: tensor(strange_change),
+    }
     after, away = odds[:, None] - change, strange[:, None] - strange_change
     p = 1 / (1 + np.exp(-after))
     right = (odds > 0).mean()
@@ -147,7 +148,7 @@ def test_forecasts_count_what_samples_would_be() -> None:
     assert forecast("acc", now, slope) == pytest.approx(np.full(4, right), abs=0.01)
     assert forecast("avg", now, slope) == pytest.approx((right + np.array(pairs)) / 2, abs=0.01)
     # A sample whose margin a removal takes to a half of what it is: two standard deviations of the doubt remain.
-    half = Quantities({MARGIN: torch.tensor([2.0])}, {}), Quantities({MARGIN: torch.tensor([[1.0]])}, {})
+    half = {MARGIN: torch.tensor([2.0])}, {MARGIN: torch.tensor([[1.0]])}
     assert forecast("acc", *half) == pytest.approx([0.97725], abs=1e-5)
 
 
