@@ -1,9 +1,10 @@
 """The journal of a search: one line for each measurement, so that a search that was killed can be resumed.
 
 A journal is a file of JSON lines. The first line is the header, which says what search it is: ``{"schema":
-"hydractl.journal/1", "fingerprint": {...}, "environment": {...}}``. Then follows one object per line, in the order in
-which the search appends them, and at most one ``{"order": ...}``. If several processes search together, process N > 0
-writes to its own file beside the first one, with ``.N`` after the name.
+"hydractl.journal/2", "fingerprint": {...}, "environment": {...}, "crc": ...}``. Then follows one object per line, in
+the order in which the search appends them, and at most one ``{"order": ..., "crc": ...}``. The last key of every line
+is a checksum of what stands before it, so that no damaged number becomes a result. If several processes search
+together, process N > 0 writes to its own file beside the first one, with ``.N`` after the name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,12 @@ from typing import IO, Any
 
 from hydractl.errors import HydraError, InputError, OutputError
 from hydractl.files.atomic import lock, make_folder, open_locked, open_own, storage_error, sync_folder
-from hydractl.jsonio import differences, parse_json, shown
+from hydractl.jsonio import differences, parse_json
 from hydractl.log import Log
 
-JOURNAL_SCHEMA = "hydractl.journal/1"
+JOURNAL_SCHEMA = "hydractl.journal/2"
 ORDER_KEY = "order"
+_CHECKSUM_KEY = "crc"
 HOW_TO_START_OVER = "start over with --force and without --resume"
 FIRST_BYTES = json.dumps({"schema": JOURNAL_SCHEMA}).removesuffix("}").encode()
 """The bytes that every journal begins with: they tell a header that was cut short from a file of another program."""
@@ -337,12 +340,31 @@ class _JournalFile:
 
 
 def _json_line(value: Mapping[str, object]) -> bytes:
-    """Return an object as one line of JSON, encoded, with its newline."""
+    """Return an object as one line of JSON, encoded, with its checksum and its newline."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
 
     # Characters that UTF-8 cannot encode become "?". They come e.g. from file names that are not text, and JSON with
     # them could be written but not read again.
-    return text.encode("utf-8", "replace") + b"\n"
+    beginning = text.removesuffix("}").encode("utf-8", "replace")
+    return beginning + _checksum(beginning) + b"\n"
+
+
+def _checksum(beginning: bytes) -> bytes:
+    """Return the end of a line that begins like this: the key of its checksum."""
+    return b', "%s": %d}' % (_CHECKSUM_KEY.encode(), zlib.crc32(beginning))
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    """Return the object of a line, without its checksum; None if the line is not as it was written."""
+    beginning, _, _ = line.rpartition(b", ")
+    if line != beginning + _checksum(beginning):
+        return None
+    try:
+        value = parse_json(line, "a line")
+    except InputError:
+        return None
+    del value[_CHECKSUM_KEY]
+    return dict(value)
 
 
 def _parse_file(path: Path, data: bytes) -> _JournalFile:
@@ -353,7 +375,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
         data: its content: a header line, then records and at most one order.
 
     Raises:
-        InputError: the file is not a journal, or lines before the last are broken; all of them are listed.
+        InputError: the file is not a journal, or lines before the last are damaged; all of them are listed.
     """
     begins_as_journal = data.startswith(FIRST_BYTES)
     is_header_cut_short = FIRST_BYTES.startswith(data)
@@ -370,29 +392,19 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
     objects: list[Record] = []
     problems: list[str] = []
     for number, line in enumerate(lines, start=1):
-        ends_file = number == len(lines) and not torn
-        try:
-            value = parse_json(line, f"line {number}")
-        except InputError as error:
-            if ends_file:
-                torn = line + b"\n"  # dropped like a half-written line, including its newline
-            else:
-                # The parser sees one line only, so its "line 1" would mislead.
-                problems.append(error.message.replace(" at line 1, column", " at column"))
-            continue
-        if isinstance(value, dict):
+        value = _object_of(line)
+        if value is not None:
             objects.append(value)
+        elif number == len(lines) and not torn:
+            torn = line + b"\n"  # dropped like a half-written line, including its newline
         else:
-            problems.append(f"line {number} is {shown(value)}, not an object")
-
-    # The first object is the header.
-    header = objects[0] if objects else {}
-    if not all(isinstance(header.get(key, {}), dict) for key in ("fingerprint", "environment")):
-        problems.append("line 1 is no header")
+            problems.append(f"line {number} is not as it was written")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
 
-    # Of the other objects, those without an order are records. If there are several orders, the first one counts.
+    # The first object is the header. Of the others, those without an order are records. If there are several orders,
+    # the first one counts.
+    header = objects[0] if objects else {}
     order = None
     records = []
     for record in objects[1:]:

@@ -20,7 +20,6 @@ from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.lazy import Lazy
-from hydractl.circuit.memory import check_records
 from hydractl.circuit.plan import (
     SearchPlan,
     asked_by_lazy,
@@ -33,7 +32,7 @@ from hydractl.circuit.plan import (
 from hydractl.circuit.samples import ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, SearchKeywords
-from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, whole_of, with_classes_of_data
+from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, with_classes_of_data
 from hydractl.circuit.winners import CandidateHead, Trial
 from hydractl.data.batching import longest_first
 from hydractl.data.text import cut_warning
@@ -380,7 +379,7 @@ class Session:
 
     @contextlib.contextmanager
     def _open_journal(self, path: Path | None) -> Iterator[Journal]:
-        """Open the journal of this process, and check that its records can be of this search.
+        """Open the journal of this process, whose records are of this search.
 
         With several processes, rank 0 opens its journal first, then the others open theirs, and no process goes on
         before all have read.
@@ -407,9 +406,6 @@ class Session:
 
         # Each `gather` waits for all processes, so every process must call it equally often, whatever its rank.
         with journal:
-            whole = whole_of(self.tasks, self._size_of_set)
-            objectives = self.options.objective
-            check_records(path, journal, self._size_of_set, self.names, objectives, whole)
             if is_first:
                 self.team.gather(None)  # let the others open their journals now
             self.team.gather(None)  # no process may append before all have read

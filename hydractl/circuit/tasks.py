@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hydractl.circuit.memory import WholeData
-from hydractl.circuit.objective import shares_of
 from hydractl.circuit.samples import ALL_CLASSES, ClassRange
 from hydractl.circuit.scope import SearchOptions
 from hydractl.data import open_data
@@ -168,29 +166,3 @@ def set_runs(tasks: Sequence[Task]) -> dict[tuple[str, ClassRange], list[int]]:
         if task.ood is not None:
             runs.setdefault((task.ood, task.columns), []).append(index)
     return runs
-
-
-def whole_of(tasks: Sequence[Task], sizes: Mapping[str, int]) -> WholeData:
-    """Return how many samples all tasks can count; with several tasks, each sample is counted as often as its share.
-
-    Args:
-        tasks: all tasks of the search.
-        sizes: the number of samples of each set, by name.
-    """
-    if len(tasks) == 1:
-        return WholeData(sizes["id"], sizes.get("ood", 0))
-
-    # The number of ID and OOD samples of each task.
-    task_sizes = []
-    for task in tasks:
-        ood_samples = 0 if task.ood is None else sizes[task.ood]
-        task_sizes.append((sizes[task.data], ood_samples))
-
-    # Each task counts its samples several times, so that all tasks are equally large.
-    shares = shares_of(task_sizes)
-    n_id = 0
-    n_ood = 0
-    for share, (id_samples, ood_samples) in zip(shares, task_sizes, strict=True):
-        n_id += share.inside * id_samples
-        n_ood += share.outside * ood_samples
-    return WholeData(n_id, n_ood, several_tasks=True)
