@@ -36,12 +36,11 @@ _FIRST_BYTES_OF_ANY = b'{"schema": "hydractl.journal/'
 """The bytes that journals of all versions begin with."""
 
 Record = Mapping[str, Any]
-"""A JSON object of a line. ``correct`` to ``doubt`` are those of :class:`EvaluationCounts`; beside them stand:
+"""A JSON object of a line:
 
-* ``base`` of the model before the first removal holds the counts themselves.
-* ``of`` (the objective), ``step``, ``head`` and ``given_up`` (objectives) of a candidate that was evaluated; ``off``
-  has its scores minus their forecasts, if there were some.
-* ``removed`` (the objective), ``step``, ``head`` and ``rivals`` (``head`` and counts) of a removal.
+* ``base``: the counts of the model before the first removal, with the fields of :class:`EvaluationCounts`.
+* ``of`` (the objective), ``step``, and the fields of :class:`Trial`: a candidate that was evaluated.
+* ``removed`` (the objective), ``step``, and the fields of :class:`Trial`: a removal.
 """
 
 

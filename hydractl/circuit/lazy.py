@@ -28,8 +28,7 @@ from hydractl.circuit.forecasts import (
     slopes,
 )
 from hydractl.circuit.journal import Record
-from hydractl.circuit.memory import HeadEvaluation
-from hydractl.circuit.objective import Doubt, EvaluationCounts
+from hydractl.circuit.objective import Doubt
 from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
 
@@ -59,15 +58,15 @@ class _LazyStep:
         step: the number of the step, from 1.
         forecasts: for each objective the forecast score without each head that is left.
         known: the evaluations of this step, including those from a journal.
-        counted: the counts without each head that this run has asked for; winners are chosen by these counts only.
+        counted: the heads whose counts this run has asked for; winners are chosen among these only.
         last_evaluated: the head that was evaluated last in this run; None if all evaluations came from the journal.
     """
 
     group: list[str]
     step: int
     forecasts: Mapping[str, Mapping[CandidateHead, float]]
-    known: dict[CandidateHead, HeadEvaluation]
-    counted: dict[CandidateHead, EvaluationCounts] = field(default_factory=dict)
+    known: dict[CandidateHead, Trial]
+    counted: list[CandidateHead] = field(default_factory=list)
     last_evaluated: CandidateHead | None = None
 
 
@@ -178,7 +177,7 @@ class Lazy(GreedySearch):
         # Every process has the same counts, so only the first one contributes trials.
         trials: list[Trial] = []
         if self.processes.rank == 0:
-            trials = [Trial(head, counts) for head, counts in this_step.counted.items()]
+            trials = [Trial(head, this_step.known[head].counts) for head in this_step.counted]
         winners = self._winners_across_processes(dict.fromkeys(group, trials))
 
         # The evaluator still has the states of the model that was tried last. If its head wins, keep them: the next
@@ -206,7 +205,7 @@ class Lazy(GreedySearch):
     def _score_or_estimate(self, this_step: _LazyStep, objective: str, head: CandidateHead) -> float:
         """Return the score without a head if it has been counted, else its forecast plus the last forecast error."""
         if head in this_step.counted:
-            return this_step.counted[head].score(objective)
+            return this_step.known[head].counts.score(objective)
         forecast_score = this_step.forecasts[objective][head]
         return forecast_score + self._last_forecast_error(objective, head)
 
@@ -215,9 +214,9 @@ class Lazy(GreedySearch):
         if head not in this_step.known:
             this_step.known[head] = self._evaluate_without(head, this_step)
             this_step.last_evaluated = head
-        this_step.counted[head] = this_step.known[head].counts
+        this_step.counted.append(head)
 
-    def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> HeadEvaluation:
+    def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> Trial:
         """Return the counts over all data without one more head, and how far the forecast of each objective was off.
 
         Both are also stored in the journal.
@@ -254,7 +253,7 @@ class Lazy(GreedySearch):
             score = counts.score(objective)
             forecast_score = this_step.forecasts[objective][head]
             errors[objective] = score - forecast_score
-        evaluation = HeadEvaluation(head, counts, forecast_errors=errors)
+        evaluation = Trial(head, counts, forecast_errors=errors)
         self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
         self.progress.advance()
@@ -320,9 +319,7 @@ class Lazy(GreedySearch):
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    def _note_forecast_errors(
-        self, group: list[str], step: int, evaluations: Mapping[CandidateHead, HeadEvaluation]
-    ) -> None:
+    def _note_forecast_errors(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, Trial]) -> None:
         """Remember how far the forecasts of the evaluated heads were off, for each objective of a group."""
         for head, evaluation in evaluations.items():
             errors = evaluation.forecast_errors

@@ -16,7 +16,6 @@ import numpy as np
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
-from hydractl.circuit.memory import HeadEvaluation
 from hydractl.circuit.objective import EvaluationCounts, reads_ood
 from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, standing
 from hydractl.metrics.ood import two_u
@@ -85,7 +84,7 @@ class Race:
         *,
         bounds: bool,
         at_once: int,
-        known: Mapping[CandidateHead, HeadEvaluation],
+        known: Mapping[CandidateHead, Trial],
         finished: Callable[[RacingHead], None],
     ) -> None:
         """Enter all candidates; those that an interrupted search has counted (``known``) do not run again.

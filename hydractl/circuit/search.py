@@ -7,19 +7,14 @@ gives the highest score is removed for good. Ties are won by the lowest site, th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import TypedDict
 
 from hydractl.circuit.counting import Tally, Values
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.circuit.memory import (
-    HeadEvaluation,
-    SearchMemory,
-    record_of_trial,
-    trial_from_record,
-)
+from hydractl.circuit.memory import SearchMemory, trial_from_record
 from hydractl.circuit.objective import EvaluationCounts, fewest_correct
 from hydractl.circuit.race import Race, RacingHead
 from hydractl.circuit.winners import CandidateHead, Trial, contenders, winner_of
@@ -225,7 +220,7 @@ class GreedySearch:
         def keep_finished(contestant: RacingHead) -> None:
             """Store the counts of a candidate that the race is done with, and count the evaluation."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
-            evaluation = HeadEvaluation(contestant.head, contestant.counts, given_up)
+            evaluation = Trial(contestant.head, contestant.counts, given_up=tuple(given_up))
             self.evaluations += 1
             self.memory.keep_own_evaluation(first_objective, step, evaluation)
             self.progress.advance()
@@ -301,7 +296,7 @@ class GreedySearch:
 
         A trial is a head and what was counted without it. Processes exchange trials as JSON records.
         """
-        records_here = {objective: list(map(record_of_trial, trials)) for objective, trials in trials_here.items()}
+        records_here = {objective: list(map(asdict, trials)) for objective, trials in trials_here.items()}
         trials_of_all: dict[str, list[Trial]] = {objective: [] for objective in trials_here}
         for records_of_process in self.processes.gather(records_here):
             for objective, trials in trials_of_all.items():

@@ -14,7 +14,7 @@ Nothing here reads a file, a tensor or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -36,11 +36,15 @@ class Trial:
         head: the head that was left out.
         counts: the counts of the model without it.
         rivals: only of a winner: the trials that could have won on a machine that rounds differently, the best first.
+        given_up: the objectives for which the head was given up before everything was counted.
+        forecast_errors: for each objective the score minus its forecast; None if there were no forecasts.
     """
 
     head: CandidateHead
     counts: EvaluationCounts
     rivals: tuple[Trial, ...] = ()
+    given_up: tuple[str, ...] = ()
+    forecast_errors: Mapping[str, float] | None = None
 
 
 class Standing(NamedTuple):
