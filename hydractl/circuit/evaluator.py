@@ -51,6 +51,57 @@ class _LabelReads(NamedTuple):
     classes: list[Tensor]
 
 
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How the memory of a search is used.
+
+    Attributes:
+        keeps_stems: whether the stems (the states before the first block) of all batches are kept, or none.
+        traces: how many traces (the states of all blocks) of a batch are kept.
+        chunks: the indices of all batches; each inner list holds batches whose traces fit into memory together.
+        bytes: about how many bytes are kept at a time.
+    """
+
+    keeps_stems: bool
+    traces: int
+    chunks: list[list[int]]
+    bytes: int
+
+
+def plan_memory(stem_bytes: Sequence[int], blocks: int, *, limit: int, lanes: int, aside: bool) -> MemoryPlan:
+    """Decide how the memory is used.
+
+    Args:
+        stem_bytes: the size of the stem of each batch.
+        blocks: how many blocks the tower has that reads samples.
+        limit: how many bytes the kept states may take; stems may take a quarter of them.
+        lanes: how many models with different heads removed are searched in turn.
+        aside: whether each of these is kept together with a model that is only tried.
+    """
+    keeps_stems = sum(stem_bytes) <= limit // 4
+    bytes_of_stems = sum(stem_bytes) if keeps_stems else 0
+    left_bytes = limit - bytes_of_stems
+
+    # A trace holds for each block a state, its joined heads and its output, and once more the whole state before the
+    # last block. Each of these is about as large as the stem.
+    models_at_a_time = 2 if aside else 1
+    states_of_trace = 3 * blocks + 1
+    trace_bytes = [models_at_a_time * size * states_of_trace for size in stem_bytes]
+    traces_that_fit = left_bytes // sum(trace_bytes)
+    traces = max(1, min(lanes, traces_that_fit))
+
+    # Cut the batches into chunks whose traces fit into these bytes; one batch alone may exceed them.
+    chunks: list[list[int]] = []
+    chunk_bytes: list[int] = []
+    for batch, size in enumerate(trace_bytes):
+        if not chunks or chunk_bytes[-1] + size > left_bytes:
+            chunks.append([])
+            chunk_bytes.append(0)
+        chunks[-1].append(batch)
+        chunk_bytes[-1] += size
+    return MemoryPlan(keeps_stems, traces, chunks, bytes_of_stems + traces * max(chunk_bytes))
+
+
 class Evaluator:
     """The towers of one model, the batches, and the states of batches that are kept in memory.
 
@@ -70,8 +121,8 @@ class Evaluator:
         shares: for each task, how often each of its samples and pairs is counted.
         n_id, n_ood: the number of ID and OOD samples of all tasks, each sample counted as often as ``shares`` says.
         size: how many samples all batches have together.
-        keeps_data: whether the samples stay in memory, in their state before the first block.
-        chunks: the indices of all batches; each inner list holds batches whose states fit into memory together.
+        memory: how the memory is used.
+        stem_bytes: the size of the state of each batch before the first block.
     """
 
     def __init__(
@@ -86,7 +137,7 @@ class Evaluator:
         aside: bool = False,
         tasks: int = 1,
     ) -> None:
-        """Build the towers, read all batches once, and decide how the memory is used (:attr:`chunks`)."""
+        """Build the towers, read all batches once, and decide how the memory is used."""
         self.model = model
         self.batches = list(batches)
         self.ood_score = ood_score
@@ -109,7 +160,6 @@ class Evaluator:
 
         # The state of each batch before the first block; empty if not all of them fit into memory.
         self._stems: dict[int, State] = {}
-        self.keeps_data = True
 
         # Traces (the states of all blocks of one batch), by batch: those of the models that are searched in turn, and
         # the trace of a model that is only tried ("aside") besides them.
@@ -124,12 +174,12 @@ class Evaluator:
 
         # Fill the lists above by reading all batches once. A lane is a model that is searched in turn with others: one
         # for each objective, as objectives remove different heads.
-        self._lanes = lanes
-        self._models_at_a_time = 2 if aside else 1
         self._shapes: list[BatchShape] = []
         if stream is None:
             stream = (batch.read() for batch in self.batches)
-        self.chunks = self._read_all_and_plan_memory(stream, memory_bytes)
+        self.stem_bytes = self._read_all(stream, memory_bytes // 4)
+        blocks = len(self.sample_tower.sites)
+        self.memory = plan_memory(self.stem_bytes, blocks, limit=memory_bytes, lanes=lanes, aside=aside)
 
     def close(self) -> None:
         """Give the model its heads back and drop all kept states."""
@@ -347,70 +397,33 @@ class Evaluator:
     # --- kept states -------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _read_all_and_plan_memory(self, stream: Iterable[Any], memory_bytes: int) -> list[list[int]]:
-        """Read all batches once, and decide how the memory is used.
-
-        Also stores the shape of each batch, how many traces of a batch are kept, and the stems (states before the first
-        block) if they fit.
+    def _read_all(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
+        """Read all batches once: store the shape of each, and the stems (states before the first block) if they fit.
 
         Args:
             stream: the inputs of all batches in turn.
-            memory_bytes: how many bytes the kept states may take; stems may take a quarter of them.
+            most_bytes: how many bytes the stems may take together; if they take more, none is kept.
 
         Returns:
-            The indices of the batches, in chunks whose traces fit into memory together.
+            The size of the stem of each batch in bytes.
         """
-        # Read all batches. A stem is the state of a batch before the first block of the tower.
-        most_bytes = memory_bytes // 4
-        stem_bytes = []
+        stem_bytes: list[int] = []
         for batch, inputs in enumerate(stream):
             stem = self.sample_tower.chain.stem(inputs)
             stem_bytes.append(stem.hidden.nbytes)
             shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
             self._shapes.append(shape)
 
-            # All stems are kept, or none: the first batch that exceeds the limit drops those before it.
-            if sum(stem_bytes) > most_bytes:
-                self.keeps_data = False
-                self._stems.clear()
-            elif self.keeps_data:
+            # The first batch that exceeds the limit drops those before it.
+            if sum(stem_bytes) <= most_bytes:
                 self._stems[batch] = stem
-        self._stem_bytes = 0
-        if self.keeps_data:
-            self._stem_bytes = sum(stem_bytes)
-        left_bytes = memory_bytes - self._stem_bytes
-
-        # A trace holds for each block a state, its joined heads and its output, and once more the whole state before
-        # the last block. Each of these is about as large as the stem.
-        states_of_trace = 3 * len(self.sample_tower.sites) + 1
-        trace_bytes = [self._models_at_a_time * size * states_of_trace for size in stem_bytes]
-        self._trace_bytes = sum(trace_bytes)
-        traces_that_fit = left_bytes // self._trace_bytes
-        self._most_traces = max(1, min(self._lanes, traces_that_fit))
-
-        # Cut the batches into chunks whose traces fit into these bytes; one batch alone may exceed them.
-        chunks: list[list[int]] = []
-        chunk_bytes = 0
-        for batch, size in enumerate(trace_bytes):
-            is_full = chunk_bytes + size > left_bytes
-            if is_full or not chunks:
-                chunks.append([])
-                chunk_bytes = 0
-            chunks[-1].append(batch)
-            chunk_bytes += size
-        return chunks
-
-    @property
-    def memory_bytes(self) -> int:
-        """The approximate number of bytes that are kept at a time."""
-        largest_chunk = max(len(chunk) for chunk in self.chunks)
-        bytes_of_chunk = self._trace_bytes * largest_chunk / len(self.batches)
-        all_bytes = self._stem_bytes + self._most_traces * bytes_of_chunk
-        return int(all_bytes)
+            else:
+                self._stems.clear()
+        return stem_bytes
 
     def _stem_of(self, batch: int) -> State:
         """Return the state of a batch before the first block; read the batch again if its stem is not kept."""
-        if self.keeps_data:
+        if self.memory.keeps_stems:
             return self._stems[batch]
         inputs = self.batches[batch].read()
         return self.sample_tower.chain.stem(inputs)
@@ -465,14 +478,14 @@ class Evaluator:
                 searched_traces.remove(nearest)
 
             # If the memory is full, the oldest traces go.
-            while searched_traces and len(searched_traces) >= self._most_traces:
+            while searched_traces and len(searched_traces) >= self.memory.traces:
                 searched_traces.pop(0)
             searched_traces.append(trace)
         return trace
 
     def drop_traces(self, batches: Sequence[int]) -> None:
         """Drop the traces of some batches, unless all chunks fit into memory, i.e. there is only one."""
-        if len(self.chunks) == 1:
+        if len(self.memory.chunks) == 1:
             return
         for batch in batches:
             self._traces.pop(batch, None)
@@ -491,7 +504,7 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
         The answers of all processes, by batch.
     """
     answers_here = {}
-    for chunk in evaluator.chunks:
+    for chunk in evaluator.memory.chunks:
         for batch in chunk:
             is_of_this_process = batch % processes.size == processes.rank
             if is_of_this_process:

@@ -7,12 +7,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.evaluator import Evaluator, MemoryPlan
 from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import SearchOptions
@@ -56,6 +56,7 @@ def plan_search(
     budget: int,
     options: SearchOptions,
     sizes: Mapping[str, int],
+    memory: MemoryPlan,
     processes: int,
 ) -> SearchPlan:
     """Count the evaluations of a search, and measure on one batch how long they take.
@@ -66,6 +67,7 @@ def plan_search(
         budget: how many of them are removed.
         options: the options of the search.
         sizes: the number of samples in all data, by ``id`` and ``ood``.
+        memory: how the memory is used for all data.
         processes: how many processes share the work.
     """
     sites = [site for site, _ in heads]
@@ -103,18 +105,16 @@ def plan_search(
             work += planned.passes * price_of_model
             work += planned.tried * sum(prices_of_heads)
 
-    # The evaluator may have only some of the data: assume that time and memory grow with the samples.
+    # The evaluator may have only some of the data: assume that time grows with the samples.
     of_clock, of_processor = _seconds_per_block(evaluator, heads[0])
-    samples_of_all_sets = sum(sizes.values())
-    memory_bytes = evaluator.memory_bytes * samples_of_all_sets / evaluator.size
     return SearchPlan(
         evaluations_per_objective=count,
         sample_blocks_naive=round(naive_work),
         sample_blocks=round(work),
         seconds=work * of_clock / processes,
         processor_seconds=work * of_processor,
-        memory_bytes=round(memory_bytes),
-        chunks=len(evaluator.chunks),
+        memory_bytes=memory.bytes,
+        chunks=len(memory.chunks),
     )
 
 
@@ -176,52 +176,6 @@ def _rounds_of_elimination(
             runs_of_model = 3 / SLOPES_EVERY
         rounds.append(_PlannedRound(present=share_present, tried=share_tried, passes=runs_of_model))
     return rounds
-
-
-def with_memory(
-    plan: SearchPlan, batches: int, blocks: int, lanes: int, limit: int, *, tried: bool = False
-) -> SearchPlan:
-    """Return the plan under a memory limit, with the bytes that are used and the number of parts (chunks) of the data.
-
-    The memory holds states, as in :class:`Evaluator`: the stems (the states before the first block) and the traces (the
-    states of all blocks). If the traces of all batches do not fit, the batches are cut into chunks that take turns.
-    Batches are assumed to be of equal size.
-
-    Args:
-        plan: a plan made with one batch of each set.
-        batches: how many batches all data have.
-        blocks: how many blocks the model has.
-        lanes: how many models with different heads removed are searched in turn.
-        limit: the memory in bytes.
-        tried: whether each of these models is kept together with a model that is only tried.
-    """
-    # Count in states of all batches together. The stems (the states before the first block) are one state. The traces
-    # of one lane are three states for each block and one more, twice if there is also a model that is tried.
-    states_of_model = 3 * blocks + 1
-    states_of_lane = 2 * states_of_model if tried else states_of_model
-
-    # The plan was made without a limit, so its memory holds the stems and the traces of all lanes. Find their sizes.
-    states_in_plan = 1 + lanes * states_of_lane
-    stem_bytes = plan.memory_bytes // states_in_plan
-    trace_bytes = stem_bytes * states_of_lane
-
-    # Keep the stems if they take no more than a quarter of the memory.
-    kept_stem_bytes = stem_bytes if stem_bytes <= limit // 4 else 0
-    left_bytes = limit - kept_stem_bytes
-
-    # If the traces of all batches fit, the data are one chunk: keep as many lanes as fit.
-    if trace_bytes <= left_bytes:
-        traces_that_fit = left_bytes // max(1, trace_bytes)
-        traces = max(1, min(lanes, traces_that_fit))
-        memory_bytes = kept_stem_bytes + traces * trace_bytes
-        return replace(plan, memory_bytes=memory_bytes, chunks=1)
-
-    # Otherwise cut the data into chunks that take turns in the memory, with one lane each.
-    batches_that_fit = left_bytes * batches // max(1, trace_bytes)
-    batches_at_a_time = max(1, batches_that_fit)
-    chunk_bytes = trace_bytes * batches_at_a_time // batches
-    chunks = math.ceil(batches / batches_at_a_time)
-    return replace(plan, memory_bytes=kept_stem_bytes + chunk_bytes, chunks=chunks)
 
 
 def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float, float]:

@@ -126,7 +126,7 @@ class Race:
 
         The winner is among them.
         """
-        all_in_memory = len(self.evaluator.chunks) == 1
+        all_in_memory = len(self.evaluator.memory.chunks) == 1
         if self.bounds and all_in_memory:
             for objective in self.objectives:
                 self._find_winner(objective)
@@ -248,7 +248,7 @@ class Race:
         reach the most runs to the end after the first chunk: its final scores rule out others.
         """
         needed = set(self._batches_read_by(self.objectives))
-        batches_of_chunks = [[batch for batch in chunk if batch in needed] for chunk in self.evaluator.chunks]
+        batches_of_chunks = [[batch for batch in chunk if batch in needed] for chunk in self.evaluator.memory.chunks]
         batches_by_chunk = [batches for batches in batches_of_chunks if batches]
         for chunk_index, batches in enumerate(batches_by_chunk):
             # After a chunk, some candidates are given up, and the hopes of others have changed.

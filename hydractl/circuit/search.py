@@ -165,7 +165,7 @@ class GreedySearch:
             tally: the counts of some batches; changed in place.
             values_of_batch: returns the results of a batch, by its index.
         """
-        for chunk in self.evaluator.chunks:
+        for chunk in self.evaluator.memory.chunks:
             for batch in chunk:
                 if batch not in tally.seen:
                     values = values_of_batch(batch)

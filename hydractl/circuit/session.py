@@ -16,7 +16,7 @@ import torch
 
 from hydractl.circuit.advice import ended_text, gain_text, repeated_text, rounding_text, tied_text
 from hydractl.circuit.documents import CircuitWriter
-from hydractl.circuit.evaluator import Evaluator
+from hydractl.circuit.evaluator import Evaluator, MemoryPlan, plan_memory
 from hydractl.circuit.headmap import Headmap
 from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.lazy import Lazy
@@ -27,7 +27,6 @@ from hydractl.circuit.plan import (
     plan_search,
     tell_plan,
     tell_work,
-    with_memory,
 )
 from hydractl.circuit.samples import ClassRange, SampleSet, measure_certainty, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
@@ -248,20 +247,22 @@ class Session:
             end = start + batch_size
             middle_batches[name] = order[start:end]
         evaluator = self._build_evaluator(middle_batches, sys.maxsize)
-        plan = self._plan_of_evaluator(evaluator)
 
-        # Plan the memory for the batches of all data, under the memory limit.
-        batches = sum(math.ceil(size / batch_size) for size in self._size_of_set.values())
-        return with_memory(
-            plan,
-            batches,
-            blocks=len(self.model.sites),
-            lanes=len(self.options.objective),
+        # Plan the memory for the batches of all data, each as large as those that were read are on average.
+        batches = 0
+        for name, _ in set_runs(self.tasks):
+            batches += math.ceil(self._size_of_set[name] / batch_size)
+        mean_bytes = sum(evaluator.stem_bytes) // len(evaluator.stem_bytes)
+        memory = plan_memory(
+            [mean_bytes] * batches,
+            blocks=len(evaluator.sample_tower.sites),
             limit=self._memory_for_states,
-            tried=self.options.approx is not None,
+            lanes=len(self.options.objective),
+            aside=self.options.approx is not None,
         )
+        return self._plan_of_evaluator(evaluator, memory)
 
-    def _plan_of_evaluator(self, evaluator: Evaluator) -> SearchPlan:
+    def _plan_of_evaluator(self, evaluator: Evaluator, memory: MemoryPlan) -> SearchPlan:
         """Return the plan of the search, with times measured on an evaluator that may have only some of the data."""
         # Samples are counted once for each run over their set.
         samples_by_role = {"id": 0, "ood": 0}
@@ -273,6 +274,7 @@ class Session:
             self.scope.budget,
             self.options,
             samples_by_role,
+            memory,
             processes=self.team.size,
         )
 
@@ -287,11 +289,11 @@ class Session:
         with self._open_journal(journal_path) as journal:
             order = self._order_of_samples(journal)
             evaluator = self._build_evaluator(order, self._memory_for_states)
-            plan = self._plan_of_evaluator(evaluator)
+            plan = self._plan_of_evaluator(evaluator, evaluator.memory)
             tell_plan(self.log, plan, self._gives_up_early)
 
             # States that do not fit into memory are computed anew each time.
-            if not evaluator.keeps_data:
+            if not evaluator.memory.keeps_stems:
                 self.log.warn("the data do not fit into --memory: they are read and prepared anew at every step")
 
             # The evaluator has counted its work from the beginning, so take the difference.

@@ -133,7 +133,7 @@ def test_what_is_noted_hangs_on_no_order_of_evaluation(objectives: list[str]) ->
     assert found == expected
     assert search.evaluator.work < plain.evaluator.work
     _, evaluator = evaluator_of(reference, "class-token", data, memory_bytes=30_000)
-    assert len(evaluator.chunks) > 2
+    assert len(evaluator.memory.chunks) > 2
     assert GreedySearch(evaluator, HEADS).run(objectives, 2) == expected
     evaluator.close()
     resumes(GreedySearch, reference, "class-token", data, objectives, 2, cuts=1 if len(objectives) == 1 else 3)
