@@ -76,7 +76,9 @@ def extract_circuit(
     budget: int | Literal["auto"] | None = search(
         f"Heads to remove in all; {AUTO} [heads]", at_least=1, word="auto", metavar="N|auto"
     ),
-    keep: int | None = search("Heads to keep, mean per site [heads]", at_least=0, often=True),
+    keep: int | None = search(
+        "Heads to keep, mean per site; at each site with --algorithm headmap [heads]", at_least=0, often=True
+    ),
     max_drop: float | None = search(
         f"{DROP} --val; --budget or --keep may end it before [fraction]", at_least=0, below=1
     ),
@@ -160,8 +162,9 @@ def extract_circuit(
         objectives = values["objective"] or ["nll" if is_headmap else "avg"]
         val_sets = values["val"]
         ood_val_sets = values["ood_val"]
-        if is_headmap:  # a single pass
-            call.unused("approx", "max_drop", because="algorithm")
+        if is_headmap:  # a single pass, which keeps as many heads of each site
+            call.unused("approx", "max_drop", "budget", because="algorithm")
+            call.needs("keep", "--algorithm headmap")
         call.needs("val")
         call.at_most_one("start_mask", "share_from")
         if paired and not 1 < len(val_sets) == len(ood_val_sets):
@@ -172,7 +175,7 @@ def extract_circuit(
         # counts only the removals of this search.
         if given("max_drop") and not given("share_from"):
             call.at_most_one("budget", "keep")
-        else:
+        elif not is_headmap:
             call.exactly_one("budget", "keep")
         of_ood_data = [one for one in objectives if one in ("ood", "avg")]
         if of_ood_data:

@@ -120,7 +120,6 @@ class Evaluator:
         label_tower: the tower that reads the texts of the labels; None if the model has none.
         shares: for each task, how often each of its samples and pairs is counted.
         n_id, n_ood: the number of ID and OOD samples of all tasks, each sample counted as often as ``shares`` says.
-        size: how many samples all batches have together.
         memory: how the memory is used.
         stem_bytes: the size of the state of each batch before the first block.
     """
@@ -156,7 +155,6 @@ class Evaluator:
         for share, (n_id, n_ood) in zip(self.shares, task_sizes, strict=True):
             self.n_id += share.inside * n_id
             self.n_ood += share.outside * n_ood
-        self.size = sum(batch.size for batch in self.batches)
 
         # The state of each batch before the first block; empty if not all of them fit into memory.
         self._stems: dict[int, State] = {}
@@ -219,7 +217,7 @@ class Evaluator:
             work += prompts * len(self.label_tower.sites)
         return work
 
-    def price(self, site: int | None, samples: int, share: float | None = None) -> float:
+    def price(self, site: int | None, samples: int, share: float) -> float:
         """Return the cost of evaluating one candidate, a head of a site, in evaluations of one block on one sample.
 
         Without a head of the sample tower, the blocks from its site on run for each sample. Without one of the label
@@ -229,7 +227,7 @@ class Evaluator:
             site: the index of the site (attention block), which may be in the sample tower or in the label tower; None:
                 the cost of the current model itself.
             samples: on how many samples; each is assumed to cost the mean over the samples of this evaluator.
-            share: the share of the heads that is present at each site; None: as many as now.
+            share: the share of the heads that is present at each site.
         """
         # A head of the sample tower, or the current model itself.
         label_tower = self.label_tower
@@ -518,14 +516,14 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     return answers
 
 
-def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float | None) -> float:
+def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float) -> float:
     """Return the mean cost per sample of evaluating one candidate, in evaluations of one block of the tower.
 
     Args:
         tower: the tower that has the site.
         shapes: the batches over whose samples to average.
         site: the index of the site; None: the cost of the model itself.
-        share: the share of the heads that is present at each site; None: as many as now.
+        share: the share of the heads that is present at each site.
     """
     prices = []
     for shape in shapes:

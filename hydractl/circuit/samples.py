@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from hydractl.circuit.counting import as_one_member, margins, values_of
+from hydractl.circuit.counting import as_one_member, margins
 from hydractl.data import batches
 from hydractl.data.base import Dataset
+from hydractl.metrics.ood import OOD_SCORES
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.model.runtime import HydraModel, move
 
@@ -228,41 +228,32 @@ def measure_certainty(
         columns: the range of the set's classes among the classes of the model.
     """
     parameter = next(model.parameters())
+    first, end = columns
     indices: list[int] = []
-    logits_of_batches: list[Tensor] = []
+    scores = []
+    margins_of_batches = []
+    losses = []
     with torch.inference_mode():
         for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
             inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            logits_of_member = model.member_logits(inputs)[0]  # [B, classes]
-            logits_of_batches.append(logits_of_member.cpu())
+            logits = model.member_logits(inputs)[0][:, first:end]  # [B, classes]
+            members = as_one_member(logits)
+            scores.append(OOD_SCORES[ood_score](members))
+            if labelled:
+                labels = np.asarray(batch.labels)
+                log_p = pooled_log_probs(members)  # [B, classes]
+                margins_of_batches.append(margins(log_p, labels))
+                losses.append(-log_p[np.arange(len(labels)), labels])
             indices += batch.indices
             advance(len(batch.indices))
 
     # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
-    first, end = columns
-    logits = torch.cat(logits_of_batches)[np.argsort(indices), first:end]  # [N, classes]
-    all_labels = np.asarray(dataset.labels) if labelled else None
-
-    # Score in batches, which limits the memory. Margins and losses need labels, which only ID sets have.
-    scores = []
-    margins_of_batches = []
-    losses = []
-    for start in range(0, len(logits), batch_size):
-        samples = slice(start, start + batch_size)
-        logits_of_batch = logits[samples]  # [B, classes]
-        labels = None if all_labels is None else all_labels[samples]
-        values = values_of(logits_of_batch, labels, ood_score)
-        scores.append(values.scores)
-        if labels is not None:
-            log_p = pooled_log_probs(as_one_member(logits_of_batch))  # [B, classes]
-            log_p_of_label = log_p[np.arange(len(labels)), labels]
-            margins_of_batches.append(margins(log_p, labels))
-            losses.append(-log_p_of_label)
-    all_scores = np.concatenate(scores)
+    order_of_set = np.argsort(indices)
+    all_scores = np.concatenate(scores)[order_of_set]
     if not labelled:
         return Certainty(all_scores)
     return Certainty(
         scores=all_scores,
-        margin=np.concatenate(margins_of_batches),
-        loss=np.concatenate(losses),
+        margin=np.concatenate(margins_of_batches)[order_of_set],
+        loss=np.concatenate(losses)[order_of_set],
     )

@@ -117,8 +117,8 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
     candidates = start.mask.at(sites).kept_heads
     if is_headmap:
         # Headmap: --keep counts the heads of each site separately, and decides the budget.
-        to_remove = None if options.budget is None else options.budget - removed_before
-        kept = kept_at_sites(candidates, options.keep, to_remove)
+        assert options.keep is not None
+        kept = kept_at_sites(candidates, options.keep)
         budget = len(candidates) - sum(kept.values())
     else:
         if total is None:
@@ -291,45 +291,18 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
     return [sites[number].path for number in sorted(numbers)]
 
 
-def kept_at_sites(heads: Sequence[Head], keep: int | None, budget: int | None) -> dict[str, int]:
-    """Return how many heads Headmap keeps at each site, by the path of the site.
-
-    E.g. for 12 sites of 12 heads, ``keep`` 10 keeps 10 at each, and so does a ``budget`` of 24 (2 from each site).
+def kept_at_sites(heads: Sequence[Head], keep: int) -> dict[str, int]:
+    """Return how many heads Headmap keeps at each site, by the path of the site: ``keep``, or all if it has fewer.
 
     Args:
         heads: the candidates, each its site and head.
-        keep: how many heads each site keeps; a site with fewer keeps all.
-        budget: used only if ``keep`` is None: how many heads are removed in all, the same number at every site.
+        keep: how many heads each site keeps.
 
     Raises:
-        UsageError: for a number that the sites do not have, or a budget that is no multiple of the number of sites.
+        UsageError: for a number with which no site would lose a head.
     """
     heads_of_site = Counter(site for site, _ in heads)
-    if keep is not None:
-        most = max(heads_of_site.values())
-        if not 0 <= keep < most:
-            raise UsageError(
-                f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go"
-            )
-        return {site: min(keep, count) for site, count in heads_of_site.items()}
-
-    assert budget is not None
-    fewest = min(heads_of_site.values())
-    sites = len(heads_of_site)
-
-    # Every site loses the same number, which the smallest one must have.
-    largest = sites * fewest
-    if not 1 <= budget <= largest:
-        raise UsageError(f"--budget {budget} is outside 1..{largest}, as many heads from each of {sites} sites")
-    removed_at_each, rest = divmod(budget, sites)
-
-    # Name the two nearest budgets that would work.
-    if rest:
-        lower = removed_at_each * sites
-        higher = lower + sites
-        possible = [str(multiple) for multiple in (lower, higher) if 0 < multiple <= largest]
-        raise UsageError(
-            f"--budget {budget} cannot be shared evenly by {sites} sites",
-            hint=f"headmap removes as many heads at each: --budget {' or '.join(possible)}",
-        )
-    return {site: count - removed_at_each for site, count in heads_of_site.items()}
+    most = max(heads_of_site.values())
+    if not 0 <= keep < most:
+        raise UsageError(f"--keep {keep} is outside 0..{most - 1}: a site has at most {most} heads, and one must go")
+    return {site: min(keep, count) for site, count in heads_of_site.items()}

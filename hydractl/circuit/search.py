@@ -266,30 +266,19 @@ class GreedySearch:
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
         """Return the candidates that this process evaluates, in model order.
 
-        The most expensive candidates are assigned first, each to the process with the least work so far: prices 5, 4,
-        3, 3 go to two processes as 5 + 3 and 4 + 3. Every process assigns all candidates in the same way, so nothing
-        has to be exchanged.
+        They are dealt out in model order, where a candidate costs as much as the one before or less, and every second
+        round backwards, so that no process gets the dearer ones: of six, two processes get the first, fourth and fifth,
+        and the others. Every process deals in the same way, so nothing has to be exchanged.
         """
-        # The price of a candidate depends only on its site (attention block).
-        samples = self.evaluator.size
-        sites = {site for site, _ in left}
-        price_of_site = {site: self.evaluator.price(site, samples) for site in sites}
-
-        def minus_price(head: CandidateHead) -> float:
-            return -price_of_site[head.site]
-
-        in_model_order = sorted(left)
-        dearest_first = sorted(in_model_order, key=minus_price)  # the sort is stable: equal prices stay in model order
-        load_of_process = [0.0] * self.processes.size
+        processes = self.processes.size
         dealt_here = []
-        for head in dearest_first:
-            least_load = min(load_of_process)
-            # Of equal loads the lowest rank.
-            rank = load_of_process.index(least_load)
-            load_of_process[rank] += price_of_site[head.site]
+        for index, head in enumerate(sorted(left)):
+            deal, rank = divmod(index, processes)
+            if deal % 2 == 1:
+                rank = processes - 1 - rank
             if rank == self.processes.rank:
                 dealt_here.append(head)
-        return sorted(dealt_here)
+        return dealt_here
 
     def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
         """Return the trials of all processes for each objective, in the order of the processes.

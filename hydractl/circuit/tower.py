@@ -295,7 +295,7 @@ class SearchedTower:
         self._add_work(samples * macs, tokens)
         return state_after
 
-    def price(self, site: int | None, tokens: int, queries: int, share: float | None) -> float:
+    def price(self, site: int | None, tokens: int, queries: int, share: float) -> float:
         """Return the cost of one sample for evaluating one candidate, in evaluations of a whole block.
 
         Without the candidate, only the rest of its block after attention runs, then all later blocks.
@@ -304,14 +304,11 @@ class SearchedTower:
             site: the index of the candidate's site; None: the cost of running the whole tower.
             tokens: how many tokens the sample has.
             queries: how many of these tokens are read out.
-            share: the share of the heads that is present at each site; None: as many as now.
+            share: the share of the heads that is present at each site.
         """
         # How many queries and heads each block has.
         queries_by_block = self._queries_by_block(tokens, queries)
-        if share is None:
-            heads_by_block: list[float] = [len(kept_here) for kept_here in self.kept]
-        else:
-            heads_by_block = [share * len(all_here) for all_here in self.full]
+        heads_by_block = [share * len(all_here) for all_here in self.full]
 
         # Add up the mult-adds: the rest of the candidate's block, then all blocks that follow.
         first = 0

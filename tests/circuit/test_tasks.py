@@ -52,7 +52,7 @@ def test_one_id_set_against_two_ood_sets_runs_it_once() -> None:
         ranking = GreedySearch(evaluator, HEADS, bounds=bounds).run(["avg"], 3)["avg"]
         evaluator.close()
         assert names(model, ranking) == expected
-        assert evaluator.size == 11 + 7 + 5
+        assert sum(batch.size for batch in evaluator.batches) == 11 + 7 + 5
     scores = [Fraction(naive.score(stock("class-token"), "avg", task)) for task in tasks]
     assert ranking.base.score("avg") == pytest.approx(float(sum(scores) / 2), abs=1e-12)
 
