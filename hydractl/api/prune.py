@@ -140,8 +140,8 @@ def prune(
     ),
     with_mask: JsonDocument | None = form("The mask for --share-sites", metavar="MASK", flag="--with"),
     layout: Literal["sliced", "zeroed"] | None = form(
-        "Cut the heads out of the weights, in a folder where its library can hold that (transformers' ViT, DeiT, "
-        "DINOv2), or set their output columns to zero [default: sliced for a .st file, zeroed for a folder]"
+        "Cut the heads out of the weights of a .st file, or set their output columns to zero, as a folder always does "
+        "[default: sliced for a .st file, zeroed for a folder]"
     ),
     output: Output = None,
     data: DataSet = None,

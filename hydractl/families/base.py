@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import UsageError
 from hydractl.families.config_json import LibraryConfig, Preprocessing, numbers_in, text_in
 from hydractl.families.pixels import input_size, random_pixels
 from hydractl.families.prompts import scaled_cosines
@@ -632,30 +632,6 @@ class ModelFamily(ABC):
     def bound_scale(self, model: nn.Module) -> None:
         """Clamp the trained factor of the logits, in place, to the bounds that the library's own training has."""
         return
-
-    def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return the configuration of the same model with ``heads`` heads of unchanged width at every site.
-
-        None means that the library has no such configuration.
-        """
-        return None
-
-    def _with_heads_alone(self, config: LibraryConfig, small: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return ``small`` if its sites are those of ``config`` with only the number of heads changed, else None.
-
-        Args:
-            config: the configuration of the whole model.
-            small: a changed copy of it, which may also have changed the width of heads.
-            heads: the number of heads that every site should have.
-        """
-        wanted_sites = [replace(site, heads=heads) for site in self.sites(config)]
-        try:
-            small_sites = self.sites(small)
-        except InputError:  # the library cannot build this configuration
-            return None
-        if small_sites != wanted_sites:
-            return None
-        return small
 
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration of the same model with its width, heads and MLPs reduced to ``share``.

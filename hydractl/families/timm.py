@@ -426,23 +426,6 @@ class TimmViT(ModelFamily):
             changed["pretrained_cfg"] = _with_classes_unnamed(pretrained, classes)
         return changed
 
-    def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return the configuration of a Swin with ``heads`` heads of unchanged width in each stage.
-
-        None means that the model is not a Swin: timm's other models do not take these arguments, and
-        :meth:`_with_heads_alone` then finds other sites.
-        """
-        head_dim_by_stage = {}
-        for site in self.sites(config):
-            stage = site.path.split(".")[1]  # layers.STAGE.blocks.INDEX.attn
-            head_dim_by_stage[stage] = site.head_dim
-        arguments = {
-            "num_heads": [heads] * len(head_dim_by_stage),
-            "head_dim": list(head_dim_by_stage.values()),
-        }
-        small = _with_arguments(config, arguments)
-        return self._with_heads_alone(config, small, heads)
-
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration of a plain ViT with ``embed_dim`` and ``num_heads`` multiplied by ``share``.
 

@@ -622,13 +622,12 @@ def write_model(output: Output, description: Description, tensors: TensorSource)
     family = get_family(description.family)
     mask = description.mask
     with_zeros = zeroed(tensors, family, family.sites(description.config), present=mask, kept=mask)
-    return write_folder(output, description, description.config, with_zeros, beside={})
+    return write_folder(output, description, with_zeros, beside={})
 
 
 def write_folder(
     output: Output,
     description: Description,
-    config: Mapping[str, object],
     tensors: TensorSource,
     beside: Mapping[str, bytes],
 ) -> str:
@@ -637,14 +636,13 @@ def write_folder(
     Args:
         output: the folder.
         description: the description of the model.
-        config: the library's configuration of the model as it is in the folder.
-        tensors: the weights, in the shapes of that configuration.
+        tensors: the weights, with zeros where heads were removed.
         beside: further files by name.
     """
     folder = output.temporary
     with storing(output.path):
         family = get_family(description.family)
-        weights_file = family.export_folder(folder, config, description.preprocess, description.labels)
+        weights_file = family.export_folder(folder, description.config, description.preprocess, description.labels)
         with open(folder / weights_file, "wb") as handle:
             digest = write_tensors(handle, tensors, description.to_json())
         for name, content in beside.items():

@@ -79,7 +79,10 @@ def run(call: Call) -> Outcome:
     if as_folder:
         layout = layout or "zeroed"
         if layout == "sliced":
-            _stock_config(source, [1])  # raises an error if the library's configuration cannot have fewer heads
+            raise UsageError(
+                "--layout sliced: a folder has the shapes of all heads, which its library expects",
+                hint="leave --layout out, or write a .st file",
+            )
         path = Path(output.rstrip("/"))
         mask_path = path / _MASK_IN_FOLDER
     else:
@@ -538,9 +541,8 @@ def _write(
     # Write a folder in the library's format, with the mask in it; or a checkpoint, and the mask beside it.
     files = [output.path]
     if mask_output is None:
-        config = description.config if layout == "zeroed" else _stock_config(source, mask.counts())
         mask_in_folder = {_MASK_IN_FOLDER: json_bytes(mask_document)}
-        digest = write_folder(output, description, config, tensors, mask_in_folder)
+        digest = write_folder(output, description, tensors, mask_in_folder)
     else:
         digest = write_checkpoint(output, tensors, description.to_json())
         files.append(write_json(mask_output, mask_document))
@@ -579,31 +581,6 @@ def _warn_of_mask(source: Source, wanted: Selection, mask: HeadMask, log: Log) -
     if empty_sites:
         listed = ", ".join(empty_sites)
         log.warn(f"{len(empty_sites)} of {len(mask.heads)} sites keep no head: {listed}")
-
-
-def _stock_config(source: Source, counts: Sequence[int]) -> Mapping[str, object]:
-    """Return the library's configuration for a model with this number of heads at each site (attention module).
-
-    A configuration has one number of heads for all sites.
-
-    Args:
-        source: the model with all heads.
-        counts: the number of heads that each site keeps.
-
-    Raises:
-        UsageError: the numbers differ or are zero, or the library has no configuration for fewer heads.
-    """
-    hint = "use --layout zeroed, or write a .st file"
-    distinct_counts = sorted(set(counts))
-    if len(distinct_counts) > 1 or distinct_counts == [0]:
-        numbers = ", ".join(map(str, distinct_counts))
-        raise UsageError(f"--layout sliced: a folder has one number of heads, and sites keep {numbers}", hint=hint)
-    heads = distinct_counts[0]
-    config = source.family.with_heads(source.description.config, heads)
-    if config is None:
-        library = f"{source.description.family}'s {source.description.arch}"
-        raise UsageError(f"--layout sliced: a folder of {library} cannot say how wide fewer heads are", hint=hint)
-    return config
 
 
 def _costs(source: Source, mask: HeadMask) -> SizeChange:

@@ -504,17 +504,6 @@ class HFEncoder(ModelFamily):
         changed["num_labels"] = classes
         return changed
 
-    def with_heads(self, config: LibraryConfig, heads: int) -> LibraryConfig | None:
-        """Return the configuration with ``heads`` heads, and with ``head_dim``, which vision transformers read.
-
-        None means that the model ignores ``head_dim``, so that its heads would get another width.
-        """
-        first_site = self.sites(config)[0]
-        small = dict(config)
-        small["num_attention_heads"] = heads
-        small["head_dim"] = first_site.head_dim
-        return self._with_heads_alone(config, small, heads)
-
     def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
         """Return the configuration with width, heads, heads of keys and MLP multiplied by ``share``.
 
