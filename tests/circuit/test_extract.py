@@ -296,7 +296,7 @@ def test_leading_sites_shared_with_a_circuit() -> None:
             ["--algorithm", "headmap", "--budget", "3", "--keep", "2"],
             "--budget has no effect with --algorithm headmap (flag)",
         ),
-        (["--algorithm", "headmap"], "--algorithm headmap needs --keep"),
+        (["--algorithm", "headmap"], "extract-circuit --algorithm headmap needs --keep"),
         (
             ["--max-drop", "0.1", "--algorithm", "headmap", "--keep", "2"],
             "--max-drop has no effect with --algorithm headmap (flag)",
