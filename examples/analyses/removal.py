@@ -11,7 +11,8 @@ import torch
 
 from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.errors import InputError
-from hydractl.heads.mask import Head, all_heads, ranking_from_json, scores_from_json
+from hydractl.files.head_documents import ranking_from_json, scores_from_json
+from hydractl.heads.mask import Head, all_heads
 from hydractl.heads.selection import lowest
 from hydractl.log import Log
 from hydractl.metrics.ood import OOD_SCORES

@@ -17,7 +17,8 @@ from common import RUNS, save, show
 from matplotlib.figure import Figure
 
 from hydractl.errors import HydraError
-from hydractl.heads.mask import Head, Site, scores_from_json
+from hydractl.files.head_documents import scores_from_json
+from hydractl.heads.mask import Head, Site
 from hydractl.heads.selection import lowest
 from hydractl.jsonio import read_json_file
 from hydractl.model.source import open_source

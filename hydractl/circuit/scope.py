@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.fingerprints import Entry, seen_in
+from hydractl.files.head_documents import mask_from_json, ranking_from_json
 from hydractl.fusion.plan import check_members
-from hydractl.heads.mask import Head, HeadMask, Site, mask_from_json, ranking_from_json
+from hydractl.heads.mask import Head, HeadMask, Site
 from hydractl.heads.selection import check_whole, leading_sites, total_budget
 from hydractl.jsonio import Document
 from hydractl.log import Log

@@ -68,20 +68,32 @@ class KeptSite(MaskSiteRecord):
     """Path of the attention block."""
 
 
-class MaskRecord(Result):
-    """A head mask: which heads are kept at each site."""
+class MaskHeads(Record):
+    """What of a mask tells which heads it keeps."""
 
-    schema_: Literal["hydractl.mask/1"] = "hydractl.mask/1"
     arch: str | None = optional("Architecture of the model.")
     sites: Mapping[str, MaskSiteRecord]
     """Every site of the model, by path."""
-    source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
-    seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
 
     @property
     def head_map(self) -> list[KeptSite]:
         """The heads of every site, in order."""
         return [KeptSite(site=path, heads=site.heads, kept=site.kept) for path, site in self.sites.items()]
+
+
+class MaskRecord(MaskHeads, Result):
+    """A head mask: which heads are kept at each site."""
+
+    schema_: Literal["hydractl.mask/1"] = "hydractl.mask/1"
+    source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
+    seen: Sequence[SeenRecord] | None = optional("The samples that were seen in making it.")
+
+
+class ScoredHeads(Record):
+    """What of a scores file tells the score of each head."""
+
+    sites: Mapping[str, Sequence[Number]]
+    """By site one number a head; null for one that is gone."""
 
 
 class ScoresAnswer(Result, extra="allow"):
@@ -241,7 +253,7 @@ class CircuitHeads(Record):
     sites: Mapping[str, HeadCount] = sparse("By site its number of heads.", {})
     removed: Sequence[RemovedHead]
     """The removals in order."""
-    start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")
+    start_mask: MaskHeads | None = optional("The heads that the search began with, where some were gone.")
 
     @property
     def head_map(self) -> list[KeptSite]:

@@ -15,9 +15,10 @@ from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
 from hydractl.files.fingerprints import checked, merged, seen_in
+from hydractl.files.head_documents import mask_from_json, ranking_from_json, scores_from_json
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
-from hydractl.heads.mask import HeadMask, HeadScores, mask_from_json, ranking_from_json, scores_from_json
+from hydractl.heads.mask import HeadMask, HeadScores
 from hydractl.heads.selection import (
     apply_fixed,
     check_scored,

@@ -80,12 +80,12 @@ def _heads(read: str) -> Callable[[Path], None]:
     """A mask, scores or a circuit of the model beside it, by the function that reads them."""
 
     def function(path: Path) -> None:
+        from hydractl.files import head_documents
         from hydractl.files.fingerprints import seen_in
-        from hydractl.heads import mask
         from hydractl.jsonio import read_json_file
 
         document = read_json_file(str(path))
-        getattr(mask, read)(document, _vit().sites, str(path))
+        getattr(head_documents, read)(document, _vit().sites, str(path))
         seen_in(document, str(path))
 
     return function
