@@ -12,11 +12,10 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 INTERRUPTED = 130
 """The exit code of a command that a signal has ended."""
-_INTERNAL = 1
 _STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
 # What torch's messages contain if memory has run out on a CPU or on Apple's GPUs; for CUDA it has an exception.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -233,69 +232,55 @@ def install_hint(module: str) -> str:
 # --- any exception ----------------------------------------------------------------------------------------------------
 
 
-class Failure(NamedTuple):
-    """The message and the exit code of a failed command."""
+class _Interruption(HydraError):
+    """How the end of a command by a signal is shown (exit code 130)."""
 
-    exit_code: int
-    message: str
-    hint: str | None = None
-    problems: Sequence[str] = ()
+    exit_code = INTERRUPTED
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return the message and the exit code for any exception that ends a command.
+def failure_of(error: BaseException) -> HydraError:
+    """Return an error with the message, the hint and the exit code for any exception that ends a command.
 
-    - an error of hydractl: its own message, hint and exit code;
+    - an error of hydractl: itself;
     - an interruption (Ctrl-C, SIGTERM): "interrupted", 130;
     - no memory, a killed data worker, no disk space, a missing package: a message with what to do, 1 (disk: 7);
     - any other: reported as a defect of hydractl, 1.
     """
-    # Errors of hydractl, and interruptions. An Interrupted, which has a hint, is also a KeyboardInterrupt: ask for it
-    # first.
     if isinstance(error, HydraError):
-        return Failure(error.exit_code, error.message, error.hint, error.problems)
-    if isinstance(error, Interrupted):
-        return Failure(INTERRUPTED, "interrupted", error.hint)
+        return error
     if isinstance(error, KeyboardInterrupt):
-        return Failure(INTERRUPTED, "interrupted")
+        return _Interruption("interrupted", getattr(error, "hint", None))  # an Interrupted has a hint
 
     # Errors that a person can mend: memory, storage, packages.
     if _is_out_of_memory(error):
-        return Failure(_INTERNAL, "out of memory", "use a smaller --batch-size")
+        return HydraError("out of memory", hint="use a smaller --batch-size")
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):  # torch's, at any moment
-        return Failure(_INTERNAL, LOST_WORKER, LOST_WORKER_HINT)
+        return HydraError(LOST_WORKER, LOST_WORKER_HINT)
     if isinstance(error, OSError) and error.errno in _STORAGE:
-        where = ""
-        if error.filename:
-            where = f" {error.filename}"
+        where = f" {error.filename}" if error.filename else ""
         hint = "free some space or choose another folder with -o"
-        return Failure(StorageError.exit_code, f"cannot write{where}: {error.strerror}", hint)
+        return StorageError(f"cannot write{where}: {error.strerror}", hint)
     if isinstance(error, ModuleNotFoundError) and error.name:
         is_of_hydractl = error.name.startswith("hydractl")  # a missing file of hydractl itself is a defect
         if not is_of_hydractl:
             return _missing_module(error.name)
-    return _defect(error)
 
-
-def _defect(error: BaseException) -> Failure:
-    """Return the failure for an unexpected exception: its type, and the first line of its message."""
+    # An unexpected exception: its type, and the first line of its message.
     description = type(error).__name__
     lines = str(error).strip().splitlines()
     if lines:
         description += f": {lines[0]}"
     hint = "this is a defect of hydractl: HYDRACTL_DEBUG=1 shows where it happened"
-    return Failure(_INTERNAL, f"internal: {description}", hint)
+    return HydraError(f"internal: {description}", hint)
 
 
-def _missing_module(module: str) -> Failure:
-    """Return the failure for a module that cannot be found: its package is not installed, or has another version."""
+def _missing_module(module: str) -> HydraError:
+    """Return the error for a module that cannot be found: its package is not installed, or has another version."""
     package = module.partition(".")[0]
     name = distribution_of(package)
     if module == package or importlib.util.find_spec(package) is None:
-        hint = install_hint(package)
-        return Failure(_INTERNAL, f"the package {name} is not installed", hint)
-    hint = f"pip install -U {name}"
-    return Failure(_INTERNAL, f"the installed {name} has no module {module}", hint)
+        return HydraError(f"the package {name} is not installed", install_hint(package))
+    return HydraError(f"the installed {name} has no module {module}", hint=f"pip install -U {name}")
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

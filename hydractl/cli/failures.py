@@ -8,14 +8,14 @@ import typer
 
 from hydractl.cli.console import debugging, say
 from hydractl.cli.request import INFO
-from hydractl.errors import Failure, UsageError, did_you_mean
+from hydractl.errors import HydraError, UsageError, did_you_mean
 from hydractl.options.registry import VERBS
 
 _MOST_PROBLEMS = 50
 _LONGEST = 2000  # characters of a line, which may quote any value of any file
 
 
-def say_failure(failure: Failure, error: BaseException) -> None:
+def say_failure(failure: HydraError, error: BaseException) -> None:
     """Write what went wrong: an ``error:`` line, a line for each problem, and a ``hint:``.
 
     Args:

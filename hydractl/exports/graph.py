@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from hydractl.errors import HydraError
 from hydractl.exports.answer import CONFORMAL_SET, IS_OOD, MEMBER_LOGITS, OOD_SCORE, PROBABILITIES, GraphAnswer
-from hydractl.exports.shapes import GraphShapes, shapes_of
 from hydractl.families.base import ImageFormat
 from hydractl.families.reading import first_line
 from hydractl.model.detection import read_features
@@ -38,6 +37,9 @@ _SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "fr
 
 NamedTensors = Mapping[str, Tensor]
 """Inputs or outputs of a graph, by name."""
+
+GraphShapes = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""``inputs`` and ``outputs`` of a graph: by name the ``dtype`` and the ``shape``, as JSON has them."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,30 @@ class Graph:
     outputs: NamedTensors
 
     def shapes(self) -> GraphShapes:
-        """Return the shapes and dtypes of the inputs and outputs."""
+        """Return dtype and shape of each input and output; a dimension of any size has the name of what it counts."""
         counted = {}
         for name, symbols in self.dynamic.items():
             counted[name] = {dimension: symbol.__name__ for dimension, symbol in symbols.items()}
         batches = {name: {0: "batch"} for name in self.outputs}
         batches[MEMBER_LOGITS] = {1: "batch"}  # [members, batch, classes]
-        return GraphShapes(shapes_of(self.example, counted), shapes_of(self.outputs, batches))
+        return {"inputs": _shapes_of(self.example, counted), "outputs": _shapes_of(self.outputs, batches)}
+
+
+def _shapes_of(tensors: NamedTensors, any_size: Mapping[str, Mapping[int, str]]) -> dict[str, dict[str, Any]]:
+    """Return by name the dtype and the shape of inputs or outputs, e.g. ``float32`` and ``["batch", 3, 224, 224]``.
+
+    Args:
+        tensors: examples by name.
+        any_size: for each by name, the dimensions that may have any size: from the index of the dimension to the text
+            that says what it counts.
+    """
+    shapes = {}
+    for name, tensor in tensors.items():
+        sizes: list[int | str] = list(tensor.shape)
+        for dimension, counted in any_size[name].items():
+            sizes[dimension] = counted
+        shapes[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": sizes}
+    return shapes
 
 
 class _OfImages(nn.Module):

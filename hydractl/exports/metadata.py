@@ -9,8 +9,7 @@ from dataclasses import asdict
 import torch
 
 from hydractl.exports.formats import EXPORT_SCHEMA
-from hydractl.exports.graph import IMAGES, PIXELS
-from hydractl.exports.shapes import GraphShapes
+from hydractl.exports.graph import IMAGES, PIXELS, GraphShapes
 from hydractl.families import get_family
 from hydractl.files.description import Description
 from hydractl.files.version import __version__
@@ -45,7 +44,7 @@ def metadata_of(description: Description, inputs: list[str], macs: int, shapes: 
         "preprocess": canonical_json(dict(description.preprocess)),
         "inputs": json.dumps(inputs),
         "input": _input_kind(shapes),
-        "shapes": json.dumps(shapes.to_json()),
+        "shapes": json.dumps(shapes),
         "ood_score": Chosen.of(description.extra).score,
     }
 
@@ -73,8 +72,8 @@ def _input_kind(shapes: GraphShapes) -> str:
     Returns:
         ``float32`` for preprocessed images, ``uint8`` for images of the model's size, or ``tokens`` for texts.
     """
-    if IMAGES in shapes.inputs:
+    if IMAGES in shapes["inputs"]:
         return "uint8"
-    if PIXELS in shapes.inputs:
+    if PIXELS in shapes["inputs"]:
         return "float32"
     return "tokens"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.exports.comparison import compare_with_model
 from hydractl.exports.formats import FORMATS
 from hydractl.exports.graph import expectations, traced
 from hydractl.exports.metadata import metadata_of
-from hydractl.exports.shapes import Shapes
 from hydractl.families import classes_of
 from hydractl.files.atomic import Output
 from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256_file
@@ -164,8 +164,8 @@ def write_exports(
                     path=str(target.path),
                     bytes=output.temporary.stat().st_size,
                     sha256=sha256_file(output.temporary),
-                    inputs=_shapes_in_words(shapes.inputs),
-                    outputs=_shapes_in_words(shapes.outputs),
+                    inputs=_shapes_in_words(shapes["inputs"]),
+                    outputs=_shapes_in_words(shapes["outputs"]),
                     check=check,
                 )
                 written.append(record)
@@ -175,6 +175,10 @@ def write_exports(
     return written
 
 
-def _shapes_in_words(shapes: Shapes) -> dict[str, str]:
+def _shapes_in_words(shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return each input or output in words, e.g. ``float32 [batch, 3, 224, 224]``."""
-    return {name: str(tensor) for name, tensor in shapes.items()}
+    words = {}
+    for name, tensor in shapes.items():
+        sizes = ", ".join(map(str, tensor["shape"]))
+        words[name] = f"{tensor['dtype']} [{sizes}]"
+    return words

@@ -83,14 +83,18 @@ def _knows_places(model: HydraModel) -> bool:
 
 
 class _AveragedTensors:
-    """The averaged tensors of a plan, on a device and in the dtype in which weights are kept there."""
+    """The averaged tensors of a plan, on a device and in the dtype in which weights are kept there.
+
+    Attributes:
+        change_weights: whether a weight of any member differs from its average.
+    """
 
     def __init__(self, plan: FusionPlan, device: torch.device) -> None:
         self.names = sorted(plan.averaged)
+        self.change_weights = not plan.tensors.equal.issuperset(plan.averaged)
         self.device = device
         self.dtype = storage_dtype(plan.tensors)
         self._tensors = plan.tensors
-        self._equal_in_all = plan.tensors.equal
         self._held: dict[str, Tensor] = {}
 
     def in_place(self, tensors: TensorSource) -> LentTensors:
@@ -127,16 +131,6 @@ class _AveragedTensors:
         if not tensor.is_floating_point():
             return tensor.to(self.device)
         return tensor.to(self.device, self.dtype)
-
-    def same_in(self, source: Source) -> bool:
-        """Return whether averaging has changed no weight of this member."""
-        for name in self.names:
-            if name in self._equal_in_all:
-                continue
-            weight = self.on_device(source.tensors.read(name))
-            if not torch.equal(weight, self.read(name)):
-                return False
-        return True
 
 
 @torch.no_grad()
@@ -232,7 +226,7 @@ def _run_members_as_they_were(
 ) -> list[Tensor]:
     """Run each member with the weights that it had before averaging, and return its logits, float64 ``[B, classes]``.
 
-    A member that averaging has not changed is not run: its logits in the fused model are returned. Afterwards the
+    Where averaging has changed no weight they are not run: their logits in the fused model are returned. Else the
     averages are dropped from memory.
 
     Args:
@@ -241,13 +235,10 @@ def _run_members_as_they_were(
         trial: what the fused model ran with.
         together: the logits of the fused model, ``[M, B, classes]``.
     """
-    unchanged = [averages.same_in(source) for source in sources]
+    if not averages.change_weights:
+        return list(together)
     averages.drop()
-    logits_of_members = []
-    for member, source in enumerate(sources):
-        logits = together[member] if unchanged[member] else _run_member_alone(source, averages, trial)
-        logits_of_members.append(logits)
-    return logits_of_members
+    return [_run_member_alone(source, averages, trial) for source in sources]
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
@@ -296,8 +287,7 @@ def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) ->
 
     # A check of a big model takes long. With few and short inputs it is enough where no weight is changed by averaging:
     # otherwise these inputs decide whether weights may be averaged.
-    changed_by_averaging = set(plan.averaged) - plan.tensors.equal
-    shortened = not changed_by_averaging and macs(plan.description, plan.tensors) >= BIG
+    shortened = not averages.change_weights and macs(plan.description, plan.tensors) >= BIG
     inputs = _random_inputs(plan, fused.family, seed, shortened)
     trial = _Trial(move(inputs, device, torch.float32), classes, shortened)
     return trial, trial.logits_of(fused)
