@@ -114,8 +114,10 @@ report r.json --html r.html --plots p
 eval hydra.st --test test.X --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 \
   --allow-seen -o cal.eval.json
 calibrate hydra.st --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 -o cal.st --json
-eval cal.st --test test.X --ood far=far.X --predictions cal.jsonl -o applied.json
-eval cal.st --test test.X --temperature none --threshold score:0.5 --predictions cal.csv --json
+eval cal.st --test test.X --ood far=far.X -o applied.json
+predict cal.st test.X -o cal.jsonl
+eval cal.st --test test.X --temperature none --threshold score:0.5 --json
+predict cal.st test.X -o cal.csv
 eval hydra.st --test test.X --val val.X --temperature vector --conformal 0.2 --conformal-score aps \
   --threshold id:0.1 --json
 eval a.st --test test.X --ood far=far.X --predictions a.pred.st --json
@@ -142,7 +144,8 @@ study model --train train.X --val many.X --ood-val o=many-ood.X --test test.X --
 
 IMAGES = """
 eval model --test folder/ --labels labels.txt -o folder.json
-eval model --test list.txt?root=folder --labels labels.txt --label-map names.json --predictions list.csv --json
+eval model --test list.txt?root=folder --labels labels.txt --label-map names.json --json
+predict model list.txt?root=folder --labels labels.txt -o list.csv
 eval model --test test.X --corruptions fog,gaussian_noise --severities 1,5 -o corrupted.json
 finetune a.st --train train.X --augment crop:0.5,flip,randaugment --steps 2 -o augmented.st
 prune timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&num_classes=5 \
@@ -154,7 +157,8 @@ prune model/model.safetensors --arch \
 
 PAIRS = """
 prune model --method taylor --keep 2 --data pairs.tsv -o pairs.st
-eval hydra.st --test pairs.tsv --max-length 12 --predictions pairs.jsonl --json
+eval hydra.st --test pairs.tsv --max-length 12 --json
+predict hydra.st pairs.tsv --max-length 12 -o pairs.jsonl
 export hydra.st --format pt2 --json
 """
 

@@ -153,12 +153,14 @@ def test_circuit_budgets_are_nested_and_sampling_follows_the_seed() -> None:
 def test_lines_of_data_with_and_without_labels() -> None:
     import numpy as np
 
-    run("eval", "hydra.st", *TEST, "--predictions", "p.csv", "-o", "e.json")
+    run("eval", "hydra.st", *TEST, "-o", "e.json")
+    run("predict", "hydra.st", *TEST[1:], "-o", "p.csv")
     lines = [line.split(",") for line in Path("p.csv").read_text().splitlines()[1:]]
     right = sum(label == predicted for _, label, predicted, *_ in lines) / len(lines)
     assert right == read_json("e.json")["models"][0]["id"]["accuracy"]
     np.savez("plain.npz", x=np.zeros((3, 8, 8), dtype=np.uint8))
-    run("eval", "hydra.st", "--test", "plain.npz", "--predictions", "p.jsonl", "-o", "plain.json")
+    run("eval", "hydra.st", "--test", "plain.npz", "-o", "plain.json")
+    run("predict", "hydra.st", "plain.npz", "-o", "p.jsonl")
     assert read_json("plain.json")["models"][0]["id"] == {"n": 3}
     first = json.loads(Path("p.jsonl").read_text().splitlines()[0])
     assert list(first) == ["id", "label", "predicted", "confidence", "entropy", "mi", "ood_score"]
@@ -199,7 +201,7 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     plain = ["eval", "base.st", "--test", "plain.npz", "-o", "p.eval.json"]
     assert "plain.npz has no labels: accuracy and calibration are not measured" in warned(*plain)
     assert "unknown key 'id.accuracy'" in warned(*plain, "--require", "id.accuracy>=0", code=2)
-    assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.jsonl")
+    assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.pred.st")
     pruned = warned("prune", "base.st", "--method", "magnitude", "--keep", "3", "-o", "all.st")
     assert "no head is removed: --keep 3 keeps every head that base has" in pruned
     drawn = warned("prune", BASE, "--method", "magnitude", "--keep", "2", "--seed", "1", "-o", "r.st")

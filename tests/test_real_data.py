@@ -35,7 +35,8 @@ def test_predictions_of_minilm_are_the_librarys(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder, test = real_data / REAL["BertForSequenceClassification"], real_data / "text" / "sst2_test.jsonl.gz"
-    run("eval", str(folder), "--test", str(test), "--limit", "64", "--predictions", "p.jsonl", "-o", "e.json", "-q")
+    run("eval", str(folder), "--test", str(test), "--limit", "64", "-o", "e.json", "-q")
+    run("predict", str(folder), str(test), "--limit", "64", "-o", "p.jsonl", "-q")
     found = json_lines("p.jsonl")
     rows = first(test, 64)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

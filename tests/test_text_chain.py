@@ -177,7 +177,8 @@ def test_the_whole_chain_on_texts() -> None:
     run("fuse", *masks, "-o", "merged.st")
     test = ["--test", "pairs.tsv", "--ood", "words:far=ood.jsonl", "--ood", "val:near=val.csv"]
     models = ["hydra.st", f"deep={'+'.join(masks)}", "merged.st", "single=bert"]
-    run("eval", *models, *test, "--batch-size", "5", "--predictions", "p.jsonl", "--allow-seen", "-o", "eval.json")
+    run("eval", *models, *test, "--batch-size", "5", "--allow-seen", "-o", "eval.json")
+    run("predict", "hydra.st", "pairs.tsv", "--batch-size", "5", "-o", "p.hydra.jsonl")
 
     lines = [line.split("\t") for line in Path("pairs.tsv").read_text().splitlines()[1:]]
     labels = np.array([LABELS.index(label) for label, _, _ in lines])

@@ -107,10 +107,9 @@ def evaluate(
         often=True,
     ),
     predictions: Path | None = evaluating(
-        "Also write predictions: .jsonl or .csv, one line per sample of --test; .st, the logits of every member on "
-        "all data, which eval takes as a MODEL",
+        "Also write the logits of every member on all data, as predictions that eval takes as a MODEL",
         metavar="FILE",
-        check=ends_in(".jsonl", ".csv", ".st"),
+        check=ends_in(".st"),
         writes=True,
     ),
     resume: bool = evaluating(
@@ -191,7 +190,6 @@ def evaluate(
     Raises:
         RequirementError: one of ``require`` is not met.
     """
-    keeps_logits = str(predictions or "").endswith(".st")
     # ``call.values`` has the value of each option by name; problems that are noted are raised when the block ends.
     with checking() as call:
         values = call.values
@@ -207,8 +205,7 @@ def evaluate(
         # Further data sets.
         _add_problems_of_corruptions(call, values["corruptions"])
 
-        # Only an .st file keeps logits, which a later command can resume.
-        if resume and not keeps_logits:
+        if resume and predictions is None:
             call.add("--resume needs --predictions F.st, which keeps what has been computed")
 
         # Without --test the test sets are those of a predictions file. --limit also applies to validation data.

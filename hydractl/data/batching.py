@@ -75,6 +75,7 @@ def batches(
     *,
     workers: int | None = 0,
     indices: Sequence[int] | None = None,
+    may_skip_all: bool = False,
 ) -> Iterator[Batch]:
     """Return an iterator over the batches of a data set, which is read once; the last batch may be smaller.
 
@@ -90,6 +91,7 @@ def batches(
         workers: the number of processes that read and collate; 0 reads in this process, None means
             :func:`default_workers`. The random state of this process is not changed.
         indices: the indices of the samples to read, in this order; None means all samples.
+        may_skip_all: whether no error is raised if every sample was skipped.
 
     Raises:
         IndexError: for an index outside the data set.
@@ -118,7 +120,7 @@ def batches(
     busy_workers = min(workers, len(reader))
 
     # _generate_batches is a separate generator, so that wrong arguments fail at this call and not at the first batch.
-    return _generate_batches(reader, busy_workers)
+    return _generate_batches(reader, busy_workers, may_skip_all)
 
 
 def default_workers(dataset: Dataset) -> int:
@@ -169,19 +171,19 @@ def read_ahead(dataset: Dataset) -> None:
         pass
 
 
-def longest_first(dataset: Dataset) -> list[int]:
-    """Return the indices of all samples; if lengths matter, from the longest sample to the shortest.
+def longest_first(dataset: Dataset, samples: range | None = None) -> list[int]:
+    """Return the indices of samples, of all for None; if lengths matter, from the longest sample to the shortest.
 
     Then little is padded, and a lack of memory shows at the first batch.
     """
-    order = list(range(len(dataset)))
+    order = list(range(len(dataset)) if samples is None else samples)
     lengths = dataset.lengths()
     if lengths is not None:
         order.sort(key=lambda i: -lengths[i])
     return order
 
 
-def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
+def _generate_batches(reader: _BatchReader, workers: int, may_skip_all: bool) -> Iterator[Batch]:
     """Yield the batches of a reader with their labels, and store in the data set what was learnt of its samples.
 
     These are the unreadable samples (``skipped``), fingerprints, and images that their files say to turn (``turned``):
@@ -190,6 +192,7 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
     Args:
         reader: reads batch by batch.
         workers: the number of processes that read; 0 reads in this process.
+        may_skip_all: whether no error is raised if every sample was skipped.
 
     Raises:
         InputError: if every sample was skipped.
@@ -221,7 +224,7 @@ def _generate_batches(reader: _BatchReader, workers: int) -> Iterator[Batch]:
         yield Batch(inputs, labels, readable)
 
     # If no batch had a readable sample, say why.
-    if len(reader) > 0 and yielded == 0:
+    if len(reader) > 0 and yielded == 0 and not may_skip_all:
         skipped = dataset.skipped or {}
         reasons = [skipped[i] for i in sorted(skipped)]
         raise InputError(f"{dataset.where}: not one of the samples can be read", problems=reasons)

@@ -35,7 +35,7 @@ def sets_chosen_on(sets: Sequence[EvalSet], what: FitOptions) -> list[EvalSet]:
 
 def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
     """Return the validation sets that are not used: nothing is chosen on them, and no predictions file stores them."""
-    if options.keep_logits:
+    if options.predictions is not None:
         return []
     chosen_on = sets_chosen_on(sets, options)
     validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)

@@ -29,12 +29,10 @@ class Gathered:
 
     Attributes:
         samples: the averaged predictions for all samples that could be read, in the order of the data set.
-        rows: the indices of these samples in the data set, in ascending order.
         members: the predictions of each member alone; empty if they were not asked for, or there is only one member.
     """
 
     samples: Samples
-    rows: npt.NDArray[np.int64]
     members: list[Samples] = field(default_factory=list)
 
 
@@ -93,13 +91,12 @@ def gather(
         )
 
     # Join the batches, and sort the samples into the order of the data set.
-    rows_as_read = np.concatenate(batch_rows)
-    order = np.argsort(rows_as_read, kind="stable")
+    order = np.argsort(np.concatenate(batch_rows), kind="stable")
     all_samples = joined_samples(batch_samples, order)
     all_members = []
     for batches_of_member in zip(*batch_members, strict=True):  # from a list for each batch to one for each member
         all_members.append(joined_samples(batches_of_member, order))
-    return Gathered(all_samples, rows_as_read[order], all_members)
+    return Gathered(all_samples, all_members)
 
 
 def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> None:

@@ -11,7 +11,6 @@ from hydractl.evaluation.gathering import Gathered, Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
-from hydractl.evaluation.predictions.lines import write_lines
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
@@ -62,26 +61,19 @@ class Measuring:
             NonFiniteError: if a logit is not finite.
         """
         writer = None
-        if output is not None and self._options.keep_logits:
+        if output is not None:
             assert isinstance(model, RunningModel)  # check_writable() allows no others
             writer = open_writer(model, self._all_sets, self._options, output, seen, self._log)
         try:
-            row, id_predictions = self._measure(model, writer, seen)
+            row = self._measure(model, writer, seen)
         finally:
             model.release()
             if writer is not None:
                 writer.close()
 
-        # Publish the predictions only after the whole row was measured: one line for each sample, or logits, which the
-        # writer has put into an unfinished file. If an earlier run had completed the file, nothing is left to do.
-        if output is None:
-            return row
-        if writer is None:
-            threshold = None if row.threshold is None else row.threshold.value
-            ids = [self._sets[0].ids[index] for index in id_predictions.rows]
-            names = model.labels or range(model.classes)
-            write_lines(output, id_predictions.samples, ids, names, threshold)
-        elif writer.path != output.target:
+        # Publish the logits, which the writer has put into an unfinished file, after the whole row was measured. If an
+        # earlier run had completed the file, nothing is left to do.
+        if output is not None and writer is not None and writer.path != output.target:
             output.adopt(writer.path)
             output.commit()
         return row
@@ -91,8 +83,8 @@ class Measuring:
         model: LogitsProvider,
         writer: PredictionsWriter | None,
         seen: Mapping[str, int],
-    ) -> tuple[EvalRow, Gathered]:
-        """Return the figures of one model, after fitting what the options ask for and running the test sets.
+    ) -> EvalRow:
+        """Return the row of one model, after fitting what the options ask for and running the test sets.
 
         The order matters: everything is fitted on training and validation data, before a test set is run.
 
@@ -100,9 +92,6 @@ class Measuring:
             model: the model.
             writer: the predictions file to which logits are written; None if there is none.
             seen: the number of samples that the model has seen, by the name of the data set.
-
-        Returns:
-            The row of the model, and its predictions on the ID test data.
         """
         # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
         read = Reading(model, self._sets, writer, self._log)
@@ -138,7 +127,7 @@ class Measuring:
         # A warning of a bad NLL advises to fit a temperature, unless one was fitted or logits are stored: these are
         # calibrated by the command that reads them, as in a study.
         was_calibrated = fitted.calibration is not None and fitted.calibration.fitted_on is not None
-        advises_temperature = not was_calibrated and not self._options.keep_logits
+        advises_temperature = not was_calibrated and self._options.predictions is None
         warnings = warnings_of_row(model, inside, fitted, conformal, test_sets, advises_temperature=advises_temperature)
         self._log.warn_all(warnings)
 
@@ -166,7 +155,7 @@ class Measuring:
             threshold = measured_threshold(fitted.threshold, inside.score, ood_scores)
 
         # The model's entry in the answer, with its intervals if they are asked for.
-        row = EvalRow(
+        return EvalRow(
             name=model.name,
             sha256=model.sha256,
             ood_score=scores[0],
@@ -186,7 +175,6 @@ class Measuring:
             seen=dict(seen),
             **self._intervals(model.name, inside, outside, groups),
         )
-        return row, id_predictions
 
     def _row_scores(self, model: LogitsProvider) -> list[str]:
         """Return the OOD scores of a row, and warn of those that are constant for a single member.

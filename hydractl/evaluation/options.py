@@ -134,7 +134,8 @@ class EvalOptions(EvalRunOptions, DataOptions, FitOptions):
     Attributes:
         bootstrap: the number of resamples for confidence intervals; 0 means no intervals.
         calibration: files of ``calibrate`` with what was chosen for models.
-        predictions: the path of the file of predictions; None for none.
+        predictions: the path of the file that the logits on all data sets are written to, from which they can be read
+            again; None for none.
         resume: whether to continue unfinished predictions files.
         output: the path of the output; None where the verb says, or for none.
         force: whether files that exist are replaced.
@@ -149,11 +150,6 @@ class EvalOptions(EvalRunOptions, DataOptions, FitOptions):
     force: bool = False
     require: Sequence[Requirement] = ()
 
-    @property
-    def keep_logits(self) -> bool:
-        """Whether the logits on all data sets are written to predictions files, from which they can be read again."""
-        return self.predictions is not None and self.predictions.endswith(".st")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(EvalRunOptions):
@@ -166,8 +162,6 @@ class PredictOptions(EvalRunOptions):
         limit: the most samples to predict; None for all.
         on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
         require: what has to hold of the summary.
-        output: the path of the file of the predictions; None to predict line by line.
-        report: the path of the file of the summary; None for no file.
         force: whether files may be replaced.
         resume: whether an unfinished file goes on.
     """
@@ -178,7 +172,5 @@ class PredictOptions(EvalRunOptions):
     limit: int | None = None
     on_bad: str = "error"
     require: Sequence[Requirement] = ()
-    output: str | None = None
-    report: str | None = None
     force: bool = False
     resume: bool = False

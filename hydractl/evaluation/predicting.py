@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.data import Batch, Dataset, batches
-from hydractl.errors import InputError
+from hydractl.data import Dataset, batches
+from hydractl.data.batching import longest_first
 from hydractl.evaluation.gathering import check_finite_batch
-from hydractl.evaluation.predictions.lines import CUT, ClassNames, lines_of
+from hydractl.evaluation.predictions.lines import CUT, FLAG
 from hydractl.evaluation.providers.running import RunningModel, models_of
 from hydractl.files.predict_answer import (
     FlaggedRecord,
@@ -28,6 +28,9 @@ from hydractl.model.prediction import Prediction, prediction_of
 
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
+
+ClassNames = Sequence[str] | range
+"""The name of each class; classes without names are called by their numbers."""
 
 WINDOW_BATCHES = 16
 """The number of batches in a window of texts. Texts are sorted by length within a window, so that little is padded."""
@@ -80,6 +83,8 @@ def predicted_windows(
     Raises:
         NonFiniteError: if a logit is not finite; the message names the first such sample.
     """
+    if not samples:  # the weights need not be read
+        return
     loaded = model.loaded()
     if model.stored.score in ON_FEATURES:
         (single_model,) = models_of(loaded)
@@ -87,67 +92,51 @@ def predicted_windows(
 
     # List all windows, and the order in which all samples run: within a window the longest texts come first.
     size = window_size(dataset, model.options.batch_size)
-    lengths = dataset.lengths()
-    waiting_windows: deque[range] = deque()
+    windows: deque[range] = deque()
     running_order: list[int] = []
     for start in range(samples.start, samples.stop, size):
         window = range(start, min(start + size, samples.stop))
-        waiting_windows.append(window)
-        in_window = list(window)
-        if lengths is not None:
-            in_window.sort(key=lambda sample: -lengths[sample])
-        running_order += in_window
+        windows.append(window)
+        running_order += longest_first(dataset, window)
 
     # Run the batches. Lines are collected by the index of the sample until their window is complete, which is when each
     # of its samples has a line or was skipped.
     how = model.options
-    read = batches(dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order)
+    read = batches(
+        dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order, may_skip_all=True
+    )
     line_by_sample: dict[int, PredictionRow] = {}
-    for batch in model.answers(_readable_batches(read, dataset, running_order)):
-        check_finite_batch(batch, dataset.ids, model.name)
-        prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
-        lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top=top, members=members)
-        line_by_sample.update(zip(batch.rows, lines, strict=True))
-        # One batch can complete several windows, because a batch without any readable sample is not yielded.
-        skipped = dataset.skipped or {}
-        while waiting_windows and all(sample in line_by_sample or sample in skipped for sample in waiting_windows[0]):
-            yield _finished_window(waiting_windows.popleft(), line_by_sample, dataset)
+    skipped = {} if dataset.skipped is None else dataset.skipped  # is filled while batches are read
+    with model.log.progress(f"{model.name} predicts", len(samples), "samples") as progress:
+        for batch in model.answers(read):
+            check_finite_batch(batch, dataset.ids, model.name)
+            prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
+            lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top=top, members=members)
+            line_by_sample.update(zip(batch.rows, lines, strict=True))
+            # One batch can complete several windows, because a batch without any readable sample is not yielded.
+            while windows and all(sample in line_by_sample or sample in skipped for sample in windows[0]):
+                window = windows.popleft()
+                yield _finished_window(window, line_by_sample, dataset)
+                progress.advance(len(window))
 
-    # Windows remain if the last batches had no readable sample.
-    for window in waiting_windows:
-        yield _finished_window(window, line_by_sample, dataset)
-
-
-def _readable_batches(read: Iterator[Batch], dataset: Dataset, order: Sequence[int]) -> Iterator[Batch]:
-    """Yield batches as they are read; end without an error if every sample is skipped because it cannot be read.
-
-    A resumed run predicts only the last samples, and the run before it may have had readable ones.
-
-    Args:
-        read: the batches.
-        dataset: their data set.
-        order: the indices of all samples in them.
-    """
-    try:
-        yield from read
-    except InputError:
-        skipped = dataset.skipped or {}
-        if not all(sample in skipped for sample in order):
-            raise
+        # Windows remain if the last batches had no readable sample.
+        for window in windows:
+            yield _finished_window(window, line_by_sample, dataset)
+            progress.advance(len(window))
 
 
 def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Dataset) -> Window:
     """Return the predictions of a window whose batches have all run, and remove its samples from ``lines``."""
     reasons = dataset.skipped or {}
-    predicted = [sample for sample in window if sample in lines]
-    skipped = {dataset.ids[sample]: reasons[sample] for sample in window if sample not in lines}
-    return Window(window.stop, [lines.pop(sample) for sample in predicted], skipped)
+    rows = [lines.pop(sample) for sample in window if sample in lines]
+    skipped = {dataset.ids[sample]: reasons[sample] for sample in window if sample in reasons}
+    return Window(window.stop, rows, skipped)
 
 
 def _lines_of_batch(
     prediction: Prediction, rows: Sequence[int], dataset: Dataset, collate: Any, *, top: int, members: bool
 ) -> Iterator[PredictionRow]:
-    """Yield the line of each sample in a batch.
+    """Yield the line of each sample in a batch; entropy and mutual information are in nats.
 
     Args:
         prediction: the prediction of the batch.
@@ -158,25 +147,34 @@ def _lines_of_batch(
     """
     names = prediction.labels or range(prediction.probabilities.shape[1])  # of the classes; without names, numbers
 
-    # Fields that only some lines have, with the value of each sample in the batch.
-    more: dict[str, Sequence[Any]] = {}
+    true_names: list[str | int | None] = [None] * len(rows)
+    if dataset.labels is not None:
+        labels = dataset.labels[list(rows)].tolist()  # below 0 for a sample without a label
+        true_names = [None if label < 0 else names[label] for label in labels]
+
+    # The values of each field, a list with one for each sample. A score may say nothing of a model of one member.
+    columns: dict[str, Sequence[Any]] = {
+        "id": [dataset.ids[row] for row in rows],
+        "label": true_names,
+        "predicted": [names[index] for index in prediction.predicted.tolist()],
+        "confidence": prediction.confidence.tolist(),
+        "entropy": prediction.entropy.tolist(),
+        "mi": prediction.mi.tolist(),
+        "ood_score": [None] * len(rows) if prediction.ood_score is None else prediction.ood_score.tolist(),
+    }
+    # Fields that only some lines have.
+    if prediction.is_ood is not None:
+        columns[FLAG] = prediction.is_ood.tolist()
     if dataset.kind == "text":
-        more[CUT] = collate.cut(dataset[row] for row in rows)
+        columns[CUT] = collate.cut(dataset[row] for row in rows)
     if prediction.sets is not None:
-        more["set"] = [[names[index] for index in in_set.nonzero().flatten().tolist()] for in_set in prediction.sets]
+        columns["set"] = [[names[index] for index in in_set.nonzero().flatten().tolist()] for in_set in prediction.sets]
     if top:
-        more["top"] = _most_probable(prediction.probabilities, top, names)
+        columns["top"] = _most_probable(prediction.probabilities, top, names)
     if members:
-        more["members"] = _predictions_of_members(prediction.member_probabilities, names)
-    return lines_of(
-        prediction,
-        ids=[dataset.ids[row] for row in rows],
-        labels=None if dataset.labels is None else dataset.labels[list(rows)],
-        names=names,
-        ood_score=prediction.ood_score,
-        is_ood=prediction.is_ood,
-        more=more,
-    )
+        columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
+    for values_of_sample in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values_of_sample, strict=True))
 
 
 def _most_probable(probabilities: Tensor, top: int, names: ClassNames) -> list[list[dict[str, Any]]]:

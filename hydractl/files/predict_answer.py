@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from hydractl.files.results import Count, Interval, Number, Record, Result, optional
+from hydractl.files.results import Count, KnownInterval, Number, Record, Result, optional
 
 
 class PredictingModelRecord(Record):
@@ -32,8 +32,15 @@ class FlaggedRecord(Record):
     """How many."""
     share: Number
     """Their share of all samples; null without samples."""
-    ci: Interval | None
+    ci: KnownInterval | None
     """The 95 % interval of that share, by Wilson; null without samples."""
+
+    def in_percent(self) -> str | None:
+        """Return the share and its interval, such as ``4.50% (95 % interval 2.39% to 8.33%)``; None without samples."""
+        if self.share is None or self.ci is None:
+            return None
+        low, high = self.ci
+        return f"{self.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
 
 
 class PredictedClassRecord(Record):

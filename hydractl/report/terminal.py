@@ -23,7 +23,7 @@ from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.export_answer import ExportAnswer
 from hydractl.files.fuse_answer import FuseAnswer
 from hydractl.files.model_records import ModelSize
-from hydractl.files.predict_answer import FlaggedRecord, PredictAnswer
+from hydractl.files.predict_answer import PredictAnswer
 from hydractl.files.results import Result
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.files.verb_answers import (
@@ -474,20 +474,12 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
         facts.append(("mean confidence", number(answer.confidence)))
     if model.threshold is not None:
         facts.append(("threshold", f"{number(model.threshold, 6)} of {model.ood_score}"))
-    if answer.ood is not None:
-        facts += _flagged_facts(answer.ood)
+    flagged = None if answer.ood is None else answer.ood.in_percent()
+    if answer.ood is not None and flagged is not None:
+        facts.append(("flagged as OOD", f"{count_text(answer.ood.n)}: {flagged}"))
     if answer.skipped is not None:
         facts.append(("could not be read", count_text(answer.skipped.n)))
     return [*facts, ("predicted", _most_frequent_classes(answer))]
-
-
-def _flagged_facts(flagged: FlaggedRecord) -> list[Fact]:
-    """Return how many inputs are flagged, with their share and its interval; empty without inputs."""
-    if flagged.share is None or flagged.ci is None:
-        return []
-    low, high = flagged.ci
-    assert low is not None and high is not None  # there are samples
-    return [("flagged as OOD", f"{count_text(flagged.n)}: {flagged.share:.2%} ({low:.2%} to {high:.2%})")]
 
 
 def _most_frequent_classes(answer: PredictAnswer) -> str:

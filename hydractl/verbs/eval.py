@@ -61,7 +61,7 @@ def run(call: Call) -> Outcome:
     try:
         return _measure(plan, log)
     except KeyboardInterrupt:
-        if not plan.options.keep_logits:
+        if plan.options.predictions is None:
             raise
         raise Interrupted(hint="add --resume to the same command to go on") from None
 
@@ -75,13 +75,12 @@ def plan_of(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOpti
         HydraError: models, data sets, options or output paths do not fit together.
     """
     rows, sets = open_rows_and_sets(models, opening, options, log)
-    if options.keep_logits:
-        check_writable(rows)
     names = [row.name for row in rows]
 
     # The files of predictions. A single row gets the file itself; several rows each get one with their name in it.
     prediction_files = {}
     if options.predictions is not None:
+        check_writable(rows)
         file_of_predictions = file_path(options.predictions)
         for name in names:
             is_alone = len(names) == 1
@@ -165,7 +164,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
         # Which test samples a model has seen is found by reading all of them. A file of predictions begins with that,
         # so it must be known first. Otherwise it is found after measuring, when they have been read anyway.
         seen: Seen = {}
-        if plan.options.keep_logits:
+        if plan.predictions:
             seen = _compare(plan, log)
 
         # Measure row after row.
@@ -179,7 +178,7 @@ def _measure(plan: Plan, log: Log) -> Outcome:
 
         # What could not be read, and the seen samples if they are not known yet.
         report_skipped_samples(plan.sets, log)
-        if not plan.options.keep_logits:
+        if not plan.predictions:
             seen = _compare(plan, log)
             rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 

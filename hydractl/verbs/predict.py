@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,19 @@ from hydractl.evaluation.predicting import (
     Window,
     predicted_windows,
 )
-from hydractl.evaluation.predictions.lines import CUT, FIELDS, FLAG, write_rows
+from hydractl.evaluation.predictions.lines import FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.expressions.data_sets import DataSpec
-from hydractl.expressions.models import ModelRef
-from hydractl.files.atomic import Output, check_outputs, file_path, write_json
+from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.predict_answer import (
     REQUIRABLE,
     PredictAnswer,
     PredictingModelRecord,
 )
-from hydractl.jsonio import canonical_json, json_list
+from hydractl.files.predictions_header import DecisiveRecord
 from hydractl.log import Log
-from hydractl.model.loading import ModelArgument, find_models, resolve_device
-from hydractl.model.source import ModelOptions, Source
+from hydractl.model.loading import find_models, resolve_device
 from hydractl.options.call import Call, filled
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
@@ -71,23 +68,6 @@ class _Plan:
     report: Path | None
 
     @property
-    def source(self) -> Source:
-        """The file of the model."""
-        return self.model.argument.sources[0]
-
-    @property
-    def fields(self) -> list[str]:
-        """The names of the fields of every line, in order."""
-        further = {
-            FLAG: self.model.stored.threshold is not None,
-            CUT: self.dataset.kind == "text",
-            "set": self.model.stored.conformal is not None,
-            "top": self.options.top > 0,
-            "members": self.options.members,
-        }
-        return [*FIELDS, *(name for name, is_there in further.items() if is_there)]
-
-    @property
     def paths(self) -> list[Path]:
         """The paths of the files that are written."""
         return [path for path in (self.lines, self.report) if path is not None]
@@ -106,21 +86,16 @@ def run(call: Call) -> Outcome:
     if not alone():
         hint = "give each process a part of its own: hydractl predict MODEL 'SPEC?part=1/4' -o 1.jsonl"
         raise UsageError("predict is one process, and torchrun has started several", hint=hint)
-    values, log = call.values, call.log
-
-    # The first argument is the model; the others are inputs. Without any, --data names them.
-    model, *inputs = values["model"]
-    options = filled(PredictOptions, values, output=None if values["output"] == "-" else values["output"])
-    texts = [item.text for item in inputs]
-    plan = _plan(model, texts or [values["data"]], opening_options(values), options, log)
-    if values["dry_run"]:
-        check_outputs(plan.paths, force=options.force)
+    plan = _plan(call)
+    if call.values["dry_run"]:
+        check_outputs(plan.paths, force=plan.options.force)
         names = [str(path) for path in plan.paths]
         record = PredictingModelRecord.partly(name=plan.model.name)
         return Outcome(PredictAnswer.planned(model=record, n=len(plan.dataset), files_=names))
 
     # Without a file: lines, which predict when they are taken.
-    announce_reading([plan.source], log)
+    log = call.log
+    announce_reading(plan.model.argument.sources, log)
     if plan.lines is None:
         outcome = Outcome(PredictAnswer.partly())
         outcome.lines = _predict_line_by_line(plan, outcome, log)
@@ -134,13 +109,7 @@ def run(call: Call) -> Outcome:
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
 
-def _plan(
-    ref: ModelRef,
-    inputs: Sequence[str | DataSpec],
-    opening: ModelOptions,
-    options: PredictOptions,
-    log: Log,
-) -> _Plan:
+def _plan(call: Call) -> _Plan:
     """Return the opened model and inputs, after everything was checked that can be before any work.
 
     Raises:
@@ -149,27 +118,31 @@ def _plan(
             requirement is on a figure that these predictions will not have.
         InputError: the model or an input cannot be read, or is broken.
     """
+    values, log = call.values, call.log
+    options = filled(PredictOptions, values)
+    opening = opening_options(values)
     resolve_device(options.device)
-    lines = None if options.output is None else file_path(options.output)
-    report = None if options.report is None else file_path(options.report)
+    lines = json_path(values["output"])
+    report = json_path(values["report"])
 
     # The model: a single one that is no predictions file, and whose classes have names.
+    ref, *inputs = values["model"]
     _, members = ref.split()
     if len(members) > 1:
         raise UsageError(f"predict runs one model, and {ref} is several", hint="fuse them: hydractl fuse")
     if is_predictions(members[0].text):
         raise UsageError(f"{ref} is a predictions file", hint="give the model")
     (argument,) = find_models([ref], opening)
-    source = replace(argument.sources[0], name=argument.name)
-    name = source.name
+    (source,) = argument.sources
+    name = argument.name
     is_zero_shot = not source.classes
     if is_zero_shot and not source.description.labels:
         raise UsageError(f"{name} is zero-shot, and its classes have no names", hint="name them: --labels FILE")
-    model = RunningModel(ModelArgument(name, [source]), options, log)
+    model = RunningModel(argument, options, log)
 
-    # The inputs.
+    # The inputs: those that follow the model, else those of --data.
     dataset = open_inputs(
-        inputs,
+        [item.text for item in inputs] or [values["data"]],
         reads={name: source.description.reads},
         labels=source.description.labels or [],
         limit=options.limit,
@@ -180,12 +153,11 @@ def _plan(
     # Requirements, and what they and --flagged need: a threshold, above which an input is flagged as OOD.
     check_known(options.require, [name], REQUIRABLE)
     if model.stored.threshold is None:
-        for requirement in options.require:
-            if requirement.key == "ood_share":
-                message = f"--require {requirement.text} needs a threshold, and {name} holds none"
-                raise UsageError(message, hint=_THRESHOLD_HINT)
+        needing = [f"--require {asked.text}" for asked in options.require if asked.key == "ood_share"]
         if options.flagged:
-            raise UsageError(f"--flagged needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
+            needing.append("--flagged")
+        if needing:
+            raise UsageError(f"{needing[0]} needs a threshold, and {name} holds none", hint=_THRESHOLD_HINT)
         log.info(f"{name} holds no threshold, so no input is flagged; {_THRESHOLD_HINT}")
     log.warn_all(left_out_warnings(dataset))
     return _Plan(model, dataset, options, lines, report)
@@ -194,20 +166,11 @@ def _plan(
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _predict_windows(plan: _Plan, start: int, log: Log) -> Iterator[Window]:
-    """Yield the predictions for the samples from index ``start`` on, a few batches at a time, with progress.
-
-    The weights are read when the first window is asked for, and not at all if no sample is left.
-    """
+def _predict_windows(plan: _Plan, start: int) -> Iterator[Window]:
+    """Yield the predictions for the samples from index ``start`` on, a few batches at a time."""
     samples = range(start, len(plan.dataset))
-    if not samples:
-        return
     options = plan.options
-    windows = predicted_windows(plan.model, plan.dataset, samples, top=options.top, members=options.members)
-    with log.progress(f"{plan.model.name} predicts", len(samples), "samples") as progress:
-        for window in windows:
-            yield window
-            progress.advance(len(window.rows) + len(window.skipped))
+    return predicted_windows(plan.model, plan.dataset, samples, top=options.top, members=options.members)
 
 
 def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
@@ -221,7 +184,7 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[P
     with ExitStack() as stack:
         report_output = None if plan.report is None else plan.claim(plan.report, stack)
         tally = PredictionTally()
-        for row in tally.counted(_predict_windows(plan, 0, log)):
+        for row in tally.counted(_predict_windows(plan, 0)):
             if not plan.options.flagged or row[FLAG]:
                 yield row
         if len(plan.dataset) and not tally.predicted:
@@ -262,7 +225,7 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
 
         # An input that cannot be read may stop it (--on-bad error). Without any predictions there is nothing to resume.
         try:
-            for window in _predict_windows(plan, start, log):
+            for window in _predict_windows(plan, start):
                 unfinished.append(window)
         except UnreadableSample as error:
             if unfinished.predicted:
@@ -277,7 +240,7 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
 
         # Write the output, and the summary.
         tally = PredictionTally()
-        write_rows(output, tally.counted(windows_in(unfinished_path)), plan.fields)
+        write_rows(output, tally.counted(windows_in(unfinished_path)))
         outcome = Outcome(PredictAnswer.partly())
         _sum_up(plan, tally, report_output, outcome, log)
         unfinished_path.unlink(missing_ok=True)
@@ -296,31 +259,20 @@ def _fingerprint(plan: _Plan) -> dict[str, Any]:
 
     An unfinished file with other values cannot be resumed.
     """
-    # The inputs by their names and number, not by their content, so that they need not be read.
-    description = plan.source.description
+    # The inputs by their names, not by their content, so that they need not be read. They may contain file names that
+    # are not valid UTF-8.
     options = plan.options
-    digest_of_ids = _sha256("\n".join(plan.dataset.ids))
-    digest_of_inputs = _sha256(canonical_json([plan.dataset.spec, len(plan.dataset), digest_of_ids]))
+    names_of_inputs = "\n".join([plan.dataset.spec, *plan.dataset.ids])
+    digest_of_inputs = hashlib.sha256(names_of_inputs.encode("utf-8", "surrogateescape")).hexdigest()
+    decisive = {"labels", *DecisiveRecord.model_fields}
     return {
-        "model": plan.source.sha256,
+        "model": plan.model.sha256,
         "inputs": digest_of_inputs,
-        "batch_size": options.batch_size,
         "on_bad": options.on_bad,
         "top": options.top,
         "members": options.members,
-        "dtype": options.dtype,
-        "device": resolve_device(options.device).type,
-        "whole_last_block": options.whole_last_block,
-        "max_length": description.preprocess.get("max_length"),
-        "labels": json_list(description.labels),
-        "prompt": json_list(description.prompt),
+        **plan.model.record.model_dump(mode="json", include=decisive),
     }
-
-
-def _sha256(text: str) -> str:
-    """Return the SHA-256 of a text, which may contain file names that are not valid UTF-8."""
-    encoded = text.encode("utf-8", "surrogateescape")
-    return hashlib.sha256(encoded).hexdigest()
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------
@@ -339,12 +291,13 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
         log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     # What is said of the model: its score, threshold, temperature and prediction sets, None for what it does not hold.
-    source = plan.source
-    chosen = plan.model.stored
+    model = plan.model
+    chosen = model.stored
+    (source,) = model.argument.sources
     record = PredictingModelRecord(
-        name=source.name,
+        name=model.name,
         sha256=source.sha256,
-        members=plan.model.members,
+        members=model.members,
         ood_score=chosen.score,
         threshold=None if chosen.threshold is None else chosen.threshold.value,
         temperature=None if chosen.calibration is None else chosen.calibration.temperature,
@@ -357,18 +310,15 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
     log.warn_all(orientation_warnings(plan.dataset))
-    if answer.cut is not None:
-        log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, source.description.preprocess["max_length"]))
+    if answer.cut is not None and model.max_length is not None:
+        log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, model.max_length))
     answer = answer.model_copy(update={"warnings": log.warnings})
 
     # A line for the log, e.g. "200 inputs, 9 flagged as OOD: 4.50% (95 % interval 2.39% to 8.33%)".
     words = f"{answer.n:,} inputs"
-    flagged = answer.ood
-    if flagged is not None and flagged.share is not None and flagged.ci is not None:
-        low, high = flagged.ci
-        assert low is not None and high is not None  # they are None only if there are no samples
-        interval = f"95 % interval {low:.2%} to {high:.2%}"
-        words += f", {flagged.n:,} flagged as OOD: {flagged.share:.2%} ({interval})"
+    flagged = None if answer.ood is None else answer.ood.in_percent()
+    if answer.ood is not None and flagged is not None:
+        words += f", {answer.ood.n:,} flagged as OOD: {flagged}"
     if answer.skipped is not None:
         words += f", {answer.skipped.n:,} more could not be read"
     log.info(words)

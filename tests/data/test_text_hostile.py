@@ -107,7 +107,8 @@ def test_strange_texts_are_texts(model: str) -> None:
     loaded = hydractl.load(model, device="cpu")
     samples = list(ODD.values())
     written = [{"text": text, "label": "good"} for text in samples]
-    found = evaluated(model, rows("a.jsonl", *written), "--batch-size", "4", "--predictions", "p.jsonl")
+    found = evaluated(model, rows("a.jsonl", *written), "--batch-size", "4")
+    run("predict", model, "a.jsonl", "--batch-size", "4", "-o", "p.jsonl")
     lines = [json.loads(line) for line in Path("p.jsonl").read_text().splitlines()]
     assert found["id"]["n"] == len(lines) == len(samples)
     with torch.no_grad():

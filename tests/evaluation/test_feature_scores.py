@@ -185,7 +185,8 @@ def test_a_checkpoint_keeps_its_score(score: str) -> None:
     first = evaluated("hydra.st", *TEST, *asked, "--batch-size", "200", "--allow-seen")["models"][0]
     run("calibrate", "hydra.st", *asked, "--batch-size", "200", "-o", "k.st")
     where = ["--batch-size", "200", "--limit", "200", "--device", "cpu"]  # as the model below
-    run("eval", "k.st", *TEST, *where, "--predictions", "p.jsonl", "-o", "e.json")
+    run("eval", "k.st", *TEST, *where, "-o", "e.json")
+    run("predict", "k.st", "builtin:digits/test", *where, "-o", "p.jsonl")
     again = read_json("e.json")["models"][0]
     assert again["ood_score"] == score and again["threshold"]["value"] == first["threshold"]["value"]
     assert again["cost"] == first["cost"], "what a score was fitted to is no weight of the model"
@@ -284,8 +285,9 @@ def test_a_zero_shot_model_is_scored_by_its_embeddings(
     asked = ["--test", "builtin:digits/test", "--limit", "60", "--ood", "l=builtin:letters", "--batch-size", "60"]
     train = ["--train", "builtin:digits/train"]
     fitted = [*train, "--ood-score", "vilu,vim,mahalanobis,ash"]
-    run("eval", "clip", *asked, *fitted, "--predictions", "p.jsonl", "-o", "e.json")
+    run("eval", "clip", *asked, *fitted, "-o", "e.json")
     run("calibrate", "clip", *train, "--limit", "60", "--batch-size", "60", "--ood-score", "vilu", "-o", "k.st")
+    run("predict", "k.st", "builtin:digits/test", "--limit", "60", "--batch-size", "60", "-o", "p.jsonl")
     row = read_json("e.json")["models"][0]
     assert row["ood_score"] == "vilu" and all(block["ood"]["l"]["auroc"] > 0 for block in row["scores"].values())
     model = hydractl.load("k.st", device="cpu")

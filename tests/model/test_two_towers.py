@@ -172,7 +172,8 @@ def test_sites_shared_with_another_member(clip: str) -> None:
 def test_labels_decide_the_order_of_classes_and_data_are_mapped_by_name(clip: str) -> None:
     Path("turned.json").write_text(json.dumps(LABELS[::-1]))
     run("eval", clip, "--test", "data.npz", "-o", "a.json")
-    run("eval", clip, "--test", "data.npz", "--labels", "turned.json", "--predictions", "p.jsonl", "-o", "b.json")
+    run("eval", clip, "--test", "data.npz", "--labels", "turned.json", "-o", "b.json")
+    run("predict", clip, "data.npz", "--labels", "turned.json", "-o", "p.jsonl")
     run("eval", clip, "--test", "plain.npz", "--labels", "names.txt", "-o", "c.json")
     rows = [read_json(f"{name}.json")["models"][0]["id"] for name in "abc"]
     for key in ("accuracy", "nll", "brier", "ece"):

@@ -74,7 +74,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("eval", "ood", ["a:middle=x"], "--ood must be NAME[:near|far]=SPEC, not 'a:middle=x' (flag)"),
         ("eval", "ood", ["a=x", "a:far=y"], "--ood has the name 'a' twice (flag)"),
         ("eval", "ood", ["id:far=y"], "--ood cannot be named 'id', which is --test (flag)"),
-        ("eval", "predictions", "p.txt", "--predictions must end in .jsonl, .csv or .st, not 'p.txt' (flag)"),
+        ("eval", "predictions", "p.txt", "--predictions must end in .st, not 'p.txt' (flag)"),
     ],
 )
 def test_exact_words(verb: str, name: str, text: Any, message: str, refused: Refused) -> None:

@@ -81,23 +81,28 @@ def give_on_stdin(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def test_every_figure_is_that_of_eval() -> None:
-    run("eval", "cal.st", "--test", TEST, "--limit", "60", "--predictions", "e.jsonl", "-o", "e.json")
+def test_figures_of_the_lines_are_those_of_eval() -> None:
+    run("eval", "cal.st", "--test", TEST, "--limit", "60", "-o", "e.json")
     predict(TEST, "--limit", "60")
-    of_eval = json_lines("e.jsonl")
-    predicted = json_lines("p.jsonl")
-    assert len(predicted) == 60
-    for row, expected in zip(predicted, of_eval, strict=True):
-        sets = row.pop("set")
-        assert row["predicted"] in sets or not sets
-        assert row == expected
+    measured = read_json("e.json")["models"][0]
+    rows = json_lines("p.jsonl")
+    assert len(rows) == 60
+    assert np.mean([row["predicted"] == row["label"] for row in rows]) == measured["id"]["accuracy"]
+    assert np.mean([row["is_ood"] for row in rows]) == measured["threshold"]["id_flagged"]
+    assert np.mean([row["mi"] for row in rows]) == pytest.approx(measured["diversity"]["id"]["mi"], abs=1e-12)
+    wrong = np.array([row["predicted"] != row["label"] for row in rows])
+    scores = np.array([row["ood_score"] for row in rows])
+    pairs = scores[wrong][:, None] - scores[~wrong]
+    auroc = np.mean((pairs > 0) + (pairs == 0) / 2)
+    assert auroc == pytest.approx(measured["errors"]["auroc"], abs=1e-12)
+    assert all(row["predicted"] in row["set"] or not row["set"] for row in rows)
 
 
 def test_batches_that_are_started_ahead_as_on_a_gpu_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def files() -> tuple[bytes, bytes]:
         few = ["--limit", "50", "--batch-size", "20", "--device", "cpu"]
-        run("eval", "cal.st", "--test", TEST, *few, "--predictions", "e.jsonl", "-o", "e.json", "--force")
-        return predict(TEST, *few), Path("e.jsonl").read_bytes()
+        run("eval", "cal.st", "--test", TEST, *few, "--predictions", "e.st", "-o", "e.json", "--force")
+        return predict(TEST, *few), Path("e.st").read_bytes()
 
     def as_on_a_gpu(started: Iterator[Any], device: torch.device) -> Iterator[Any]:
         assert device.type == "cpu"

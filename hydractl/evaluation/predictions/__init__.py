@@ -1,1 +1,1 @@
-"""Files of predictions: one line for each sample, or the logits of all members for later analysis."""
+"""Files of predictions: one line for each sample (``predict``), or the logits of all members for later analysis."""

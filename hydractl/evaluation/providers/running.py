@@ -57,6 +57,7 @@ class RunningModel(LogitsProvider):
     Attributes:
         argument: the MODEL argument of the command; with dropout layers for MC dropout.
         options: the options for running it.
+        log: receives messages and progress.
 
     Args:
         argument: the MODEL argument of the command.
@@ -102,7 +103,7 @@ class RunningModel(LogitsProvider):
         # How it runs, and what is filled later.
         self.argument = argument
         self.options = options
-        self._log = log
+        self.log = log
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
         self._dropout_passes: MCDropout | None = None  # set with it
 
@@ -154,7 +155,7 @@ class RunningModel(LogitsProvider):
             return self._model
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
-        model.read_prompts(self._log, self.name)
+        model.read_prompts(self.log, self.name)
         dropout = options.dropout
         if dropout is not None:
             self._dropout_passes = MCDropout(model, p=dropout.p, passes=dropout.passes, seed=dropout.seed)
@@ -242,7 +243,7 @@ class RunningModel(LogitsProvider):
         if data is None or data.dataset is None:
             return
         parameter = self._parameter()
-        with self._log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
+        with self.log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
             for batch in self._batches_as_read(data):
                 inputs = move(batch.inputs, parameter.device, parameter.dtype)
                 yield batch.indices, inputs
@@ -273,11 +274,11 @@ class RunningModel(LogitsProvider):
         models = models_of(model)
 
         # Warn once if a score is for features that are never negative, and this model has negative ones.
-        if not OF_UNSIGNED.isdisjoint(names) and _UNSUITED not in self._log.warnings:
+        if not OF_UNSIGNED.isdisjoint(names) and _UNSUITED not in self.log.warnings:
             with torch.inference_mode():
                 _, of_members = ensemble_features(models, model.example_inputs(1))
             if any(bool((drawn < 0).any()) for drawn in of_members):
-                self._log.warn(_UNSUITED)
+                self.log.warn(_UNSUITED)
 
         # Take stored scores for which the command names nothing to fit them to.
         stored_detector = models[0].detector
@@ -308,7 +309,7 @@ class RunningModel(LogitsProvider):
         if detector.fitted_on:
             self.scores_fitted_on = ScoreDataRecord.model_validate(dict(detector.fitted_on))
         for name in detector.constant:
-            self._log.warn(
+            self.log.warn(
                 f"{self.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
                 "is constant; give data that the model was not trained on"
             )
@@ -328,7 +329,7 @@ class RunningModel(LogitsProvider):
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
         names = [name for name in names if name in OF_LAYERS]
         if names == [HEDGE] and layers_may_not_fit(self.argument.sources):
-            self._log.warn(f"{HEDGE} is without {LAYERS}, whose sums over all layers may need too much memory")
+            self.log.warn(f"{HEDGE} is without {LAYERS}, whose sums over all layers may need too much memory")
             return []
         return names
 
