@@ -381,9 +381,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a range that an argument of a method has",
-        "hydractl/methods/base.py",
-        "if self.at_least is not None and value < self.at_least:",
-        "if self.at_least is not None and value < 0:",
+        "hydractl/errors.py",
+        '("at least", at_least, operator.ge),',
+        '("at least", at_least and 0, operator.ge),',
         "tests/methods/test_adding.py -k told",
     ),
     Mutation(

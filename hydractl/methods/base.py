@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydractl.criteria.arguments import Argument
@@ -37,6 +38,12 @@ def argument(
 def fields_in_order(options: type[MethodOptions]) -> list[dataclasses.Field[Any]]:
     """Return the fields of a method's arguments in the order in which they are written, keyword-only fields last."""
     return sorted(dataclasses.fields(options), key=lambda field: field.kw_only is True)
+
+
+def _computed_by(place: str, options: MethodOptions) -> Any:
+    """Return an object of the class ``MODULE:CLASS``, made with these options; its module may import torch."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)(options)
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------
@@ -185,8 +192,11 @@ class SeededOptions(MethodOptions):
     """Options of a method that trains its members one by one, each with its own seed.
 
     Attributes:
+        adapted_by: ``MODULE:CLASS`` of the adapter, which takes these options.
         members: the number of members. In text it comes after the arguments of a subclass; in Python it is a keyword.
     """
+
+    adapted_by: ClassVar[str]
 
     _: KW_ONLY
     members: int = argument("M", int, 1, at_least=1, at_most=1000)
@@ -195,6 +205,11 @@ class SeededOptions(MethodOptions):
     def trainings(self) -> int:
         """The number of trainings: one for each member."""
         return self.members
+
+    def adapter(self) -> Adapter:
+        """Return the adapter that is trained instead of the weights."""
+        adapter: Adapter = _computed_by(self.adapted_by, self)
+        return adapter
 
     def of_one_training(self) -> MethodOptions:
         """Return the same options for one member."""
@@ -207,9 +222,11 @@ class TogetherOptions(MethodOptions):
 
     Attributes:
         members: the number of members, the first argument.
+        made_by: ``MODULE:CLASS`` of what makes the members, which takes these options.
         can_be_sped_up: whether the method allows ``--compile``.
     """
 
+    made_by: ClassVar[str]
     can_be_sped_up: ClassVar[bool] = False
 
     members: int = argument("M", int, at_least=2, at_most=100)
@@ -217,6 +234,11 @@ class TogetherOptions(MethodOptions):
     def models(self) -> int:
         """Return the number of models that one training writes: one for each member."""
         return self.members
+
+    def together(self) -> MemberMaker:
+        """Return the object that makes the members."""
+        maker: MemberMaker = _computed_by(self.made_by, self)
+        return maker
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
         """Return a sentence for each option that conflicts with training several members together."""

@@ -1,9 +1,9 @@
-"""Members that one training makes together: the model that the loop trains, and the protocol of what makes it."""
+"""Members that one training makes together: the model that the loop trains, and what makes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,19 +68,13 @@ AnyModel = HydraModel | Together
 """The models that the loop trains."""
 
 
-class MemberMaker(Protocol):
-    """An object that makes the members of one training.
-
-    Attributes:
-        members: how many members there are.
-        passes: the cost of a training sample in mult-adds, relative to the cost of one member.
-    """
+class MemberMaker:
+    """Makes the members of one training. A subclass overrides what its method does otherwise."""
 
     @property
-    def members(self) -> int: ...
-
-    @property
-    def passes(self) -> int: ...
+    def passes(self) -> int:
+        """The cost of a training sample in mult-adds, relative to the cost of one member."""
+        return 1
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
         """Return the start of each model of :class:`Together`, from the start of an ordinary training.
@@ -88,8 +82,8 @@ class MemberMaker(Protocol):
         Raises:
             UsageError: the method does not fit the model.
         """
-        ...
+        return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
         """Return the model that is trained, made of the models of these sources, which may be changed in place."""
-        ...
+        return Together(models, len(models))

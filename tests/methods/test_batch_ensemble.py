@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from hydractl.methods.batch_ensemble import BatchEnsembleOptions
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
 from hydractl.model.loading import build_model
 from hydractl.model.runtime import HydraModel
@@ -25,7 +26,7 @@ def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> 
     source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
-    BatchEnsemble(0.0).add(adapted, seed=0)
+    BatchEnsemble(BatchEnsembleOptions(0.0)).add(adapted, seed=0)
     assert torch.equal(base.member_logits(inputs(variant)), adapted.member_logits(inputs(variant)))
     before, after = base.stock_tensors(), adapted.stock_tensors()
     assert before.keys() == after.keys()
@@ -35,7 +36,7 @@ def test_with_factors_of_one_the_model_is_the_base_bit_for_bit(variant: str) -> 
 def test_layers_of_transposed_weights_have_factors() -> None:
     reference = stock("gpt2")
     model = build_model(source_of(reference, "gpt2"))
-    BatchEnsemble(STD).add(model, seed=4)
+    BatchEnsemble(BatchEnsembleOptions(STD)).add(model, seed=4)
     after, before = model.stock_tensors(), reference.state_dict()
     for name in ("mlp.c_fc.weight", "mlp.c_proj.weight", "attn.c_proj.weight"):
         ratio = after[f"transformer.h.1.{name}"] / before[f"transformer.h.1.{name}"]
@@ -54,7 +55,7 @@ def test_the_library_says_the_same_with_the_weights_that_are_written(variant: st
     """And these are W o (s r^T), in the layout of the library."""
     reference, batch = stock(variant), inputs(variant)
     model = build_model(source_of(reference, variant))
-    BatchEnsemble(STD).add(model, seed=4)
+    BatchEnsemble(BatchEnsembleOptions(STD)).add(model, seed=4)
     before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     written = model.stock_tensors()
     ours = model.member_logits(batch)[0]

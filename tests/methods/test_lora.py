@@ -11,6 +11,7 @@ import torch
 from hydractl.cli.app import main
 from hydractl.files.checkpoint import FileTensors
 from hydractl.files.header import read_header
+from hydractl.methods.lora import LoraOptions
 from hydractl.methods.lora.matrices import LoRA
 from hydractl.model.loading import build_model
 from hydractl.training.options import WeightOptions
@@ -27,22 +28,22 @@ def test_with_b_of_zero_the_model_is_the_base_bit_for_bit(variant: str) -> None:
     source = source_of(shared_stock(variant), variant)
     pruned = prune_source(source, mask_of(source, [[0, 2], [], [1]]))
     base, adapted = build_model(pruned), build_model(pruned)
-    LoRA(R, ALPHA).add(adapted, seed=0)
+    LoRA(LoraOptions(R, ALPHA)).add(adapted, seed=0)
     assert torch.equal(base.member_logits(inputs(variant)), adapted.member_logits(inputs(variant)))
     assert all(torch.equal(t, adapted.stock_tensors()[name]) for name, t in base.stock_tensors().items())
 
 
 def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
     model = build_model(source_of(shared_stock("class-token"), "class-token"))
-    LoRA(R, ALPHA).add(model, seed=0)
-    trained = trainable(model, WeightOptions(adapter=LoRA(R, ALPHA)))
+    LoRA(LoraOptions(R, ALPHA)).add(model, seed=0)
+    trained = trainable(model, WeightOptions(adapter=LoRA(LoraOptions(R, ALPHA))))
     shapes = sorted(tuple(p.shape) for name, p in trained.items() if "parametrizations" in name)
     assert shapes == sorted([(3, R, 24), (3, 24, R), (1, R, 24), (1, 24, R)] * 3)
     assert {n.removeprefix("networks.0.") for n in trained if "parametrizations" not in n} == {
         "head.weight",
         "head.bias",
     }
-    few = trainable(model, WeightOptions(train_last=1, adapter=LoRA(R, ALPHA)))
+    few = trainable(model, WeightOptions(train_last=1, adapter=LoRA(LoraOptions(R, ALPHA))))
     assert len(few) == 4 + 2
     assert all(".blocks.2." in name or ".head." in name for name in few)
 
@@ -50,7 +51,7 @@ def test_only_low_rank_matrices_and_the_classifier_are_trained() -> None:
 def test_every_matrix_is_that_of_the_library_and_the_scaled_product_of_a_and_b() -> None:
     reference = stock("class-token")
     model = build_model(source_of(reference, "class-token"))
-    LoRA(R, ALPHA).add(model, seed=0)
+    LoRA(LoraOptions(R, ALPHA)).add(model, seed=0)
     expected = reference.state_dict()
     for block, attention in enumerate(model.attentions):
         qkv, out = (attention.only.bank.parametrizations[name][0] for name in ("qkv", "out"))

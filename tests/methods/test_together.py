@@ -16,6 +16,7 @@ import hydractl
 from hydractl.errors import UsageError
 from hydractl.log import Log
 from hydractl.methods import read_ensemble
+from hydractl.methods.mimo import MimoOptions
 from hydractl.methods.mimo.many_inputs import Mimo
 from hydractl.model.loading import build_model
 from hydractl.model.source import Source, open_source
@@ -133,7 +134,7 @@ def test_what_cannot_be_packed_is_told() -> None:
 def test_samples_are_dealt_as_by_the_authors() -> None:
     torch.manual_seed(0)
     for equal, together_rows in ((0.0, 0), (0.5, 20), (1.0, 40)):
-        rows = Mimo(3, equal, 4).deal(10)
+        rows = Mimo(MimoOptions(3, equal, 4)).deal(10)
         assert rows.shape == (3, 40) and torch.equal(
             rows[:, 40 - together_rows :], rows[:1, 40 - together_rows :].expand(3, -1)
         )
@@ -147,7 +148,7 @@ def test_samples_are_dealt_as_by_the_authors() -> None:
 def dealt(model: Any, count: int) -> Tensor:
     """The rows that the next call deals."""
     with torch.random.fork_rng(devices=[]):
-        return model.options.deal(count)
+        return model.maker.deal(count)
 
 
 @pytest.mark.parametrize("variant", ["class-token", "hf-vit"])

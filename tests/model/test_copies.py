@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from hydractl.fusion.plan import plan_fusion
+from hydractl.methods.batch_ensemble import BatchEnsembleOptions
 from hydractl.methods.batch_ensemble.factors import BatchEnsemble
+from hydractl.methods.lora import LoraOptions
 from hydractl.methods.lora.matrices import LoRA
 from hydractl.model.loading import SequentialEnsemble
 from hydractl.model.runtime import HydraModel
@@ -107,7 +109,7 @@ def test_an_ensemble_and_its_preprocessing_are_copied() -> None:
         assert callable(copied.preprocess)
 
 
-@pytest.mark.parametrize("adapter", [LoRA(2, 4.0), BatchEnsemble(0.5), None])
+@pytest.mark.parametrize("adapter", [LoRA(LoraOptions(2, 4.0)), BatchEnsemble(BatchEnsembleOptions(0.5)), None])
 def test_a_model_in_training_is_copied(adapter: Any) -> None:
     source = shared_source("class-token")
     model = model_of(source)

@@ -18,11 +18,11 @@ from hydractl.errors import UsageError
 from hydractl.model.projections import is_linear
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.training.members import Together
+from hydractl.training.members import MemberMaker, Together
 
 
 @dataclass(frozen=True)
-class Masksembles:
+class Masksembles(MemberMaker):
     """Makes a network with masks.
 
     Attributes:
@@ -32,14 +32,9 @@ class Masksembles:
 
     members: int
     scale: float
-    passes = 1
-
-    def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the one network."""
-        return (source,)
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Return the network with masks; see :class:`hydractl.training.members.MemberMaker`."""
+        """Return the network with masks, made of the one model."""
         generator = torch.Generator().manual_seed(seed)
         (model,) = models
         layers = last_layers_of_mlps(model)

@@ -7,15 +7,10 @@ equations 1 and 5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hydractl.methods.base import SeededOptions, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import BySeeds, StudyRow
-
-if TYPE_CHECKING:
-    from hydractl.training.adapters import Adapter
 
 
 @dataclass(frozen=True)
@@ -28,14 +23,9 @@ class BatchEnsembleOptions(SeededOptions):
         "deviation, their biases, and the classifier, M times by --seed and the next seeds"
     )
     example = "0.1,3"
+    adapted_by = "hydractl.methods.batch_ensemble.factors:BatchEnsemble"
 
     std: float = argument("STD", float, at_least=0)
-
-    def adapter(self) -> Adapter:
-        """Return the adapter that puts factors, drawn with this standard deviation, on the layers."""
-        factors = import_module("hydractl.methods.batch_ensemble.factors")
-        adapter: Adapter = factors.BatchEnsemble(self.std)
-        return adapter
 
 
 METHOD = Method(

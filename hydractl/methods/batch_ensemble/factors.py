@@ -7,12 +7,14 @@ ordinary checkpoint. Unlike in the paper, W is not trained together with the mem
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hydractl.methods.batch_ensemble import BatchEnsembleOptions
 from hydractl.model.projections import Packing, is_linear
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters import added_names, banks_with_heads
@@ -65,15 +67,11 @@ class RankOneProjections(RankOne):
         return weight * self.packing.join_rows(products)
 
 
+@dataclass(frozen=True)
 class BatchEnsemble:
-    """Puts factors on all linear layers of the blocks.
+    """Puts factors on all linear layers of the blocks."""
 
-    Args:
-        std: the standard deviation of the factors around 1.
-    """
-
-    def __init__(self, std: float) -> None:
-        self.std = std
+    options: BatchEnsembleOptions
 
     def add(self, model: HydraModel, seed: int) -> None:
         """Put trainable factors r and s on the linear layers of all blocks: a weight W becomes W * (s r'), elementwise.
@@ -84,7 +82,7 @@ class BatchEnsemble:
 
         def put(module: nn.Module, name: str, factors: RankOne) -> None:
             """Draw the factors and put them on a weight of a module."""
-            factors.draw(self.std, generator)
+            factors.draw(self.options.std, generator)
             parametrize.register_parametrization(module, name, factors)
 
         # The heads of each site (attention block), then the MLPs. The order decides what the seed draws for each.

@@ -7,15 +7,10 @@ last.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hydractl.methods.base import TogetherOptions
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
-
-if TYPE_CHECKING:
-    from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True)
@@ -27,13 +22,8 @@ class ClassifiersOptions(TogetherOptions):
         "Train M classifiers on one body, drawn by --seed and the seeds after it: a.1.st, a.2.st and so on for a.st"
     )
     example = "3"
+    made_by = "hydractl.methods.classifiers.one_body:Classifiers"
     can_be_sped_up = True
-
-    def together(self) -> MemberMaker:
-        """Return the maker of the body with this many classifiers."""
-        one_body = import_module("hydractl.methods.classifiers.one_body")
-        maker: MemberMaker = one_body.Classifiers(self.members)
-        return maker
 
 
 METHOD = Method(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
+from hydractl.methods.classifiers import ClassifiersOptions
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.training.members import Together
+from hydractl.training.members import MemberMaker, Together
 
 
 class OneBody(Together):
@@ -84,19 +85,14 @@ def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class Classifiers:
+class Classifiers(MemberMaker):
     """Makes a body with several classifiers, which are drawn with the seed and the seeds after it."""
 
-    members: int
-    passes = 1
-
-    def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the one body."""
-        return (source,)
+    options: ClassifiersOptions
 
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Return the body with all classifiers, see :class:`hydractl.training.members.MemberMaker`."""
-        drawn = draw_members(source, self.members, seed)
+        """Return the body with all classifiers, made of the one model."""
+        drawn = draw_members(source, self.options.members, seed)
         return OneBody(models[0], drawn)
 
 

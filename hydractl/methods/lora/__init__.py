@@ -6,15 +6,10 @@ Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, section 4.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hydractl.methods.base import SeededOptions, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import BySeeds, StudyRow
-
-if TYPE_CHECKING:
-    from hydractl.training.adapters import Adapter
 
 
 @dataclass(frozen=True)
@@ -27,15 +22,10 @@ class LoraOptions(SeededOptions):
         "M times by --seed and the next seeds"
     )
     example = "4,8,3"
+    adapted_by = "hydractl.methods.lora.matrices:LoRA"
 
     rank: int = argument("RANK", int, at_least=1, at_most=9999)
     alpha: float = argument("ALPHA", float, at_least=0, at_most=99999)
-
-    def adapter(self) -> Adapter:
-        """Return the adapter that puts the matrices on the heads."""
-        matrices = import_module("hydractl.methods.lora.matrices")
-        adapter: Adapter = matrices.LoRA(self.rank, self.alpha)
-        return adapter
 
 
 METHOD = Method(

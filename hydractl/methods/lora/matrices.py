@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from hydractl.methods.lora import LoraOptions
 from hydractl.model.projections import Packing
 from hydractl.model.runtime import HydraModel
 from hydractl.training.adapters import added_names, banks_with_heads
@@ -78,17 +80,11 @@ class LowRankProjections(LowRank):
         return weight + self.packing.join_rows(products)
 
 
+@dataclass(frozen=True)
 class LoRA:
-    """Puts low-rank matrices on the heads of every site.
+    """Puts low-rank matrices on the heads of every site, whose product is scaled by alpha / rank."""
 
-    Args:
-        rank: the rank of the matrices.
-        alpha: their product is scaled by alpha / rank.
-    """
-
-    def __init__(self, rank: int, alpha: float) -> None:
-        self.rank = rank
-        self.alpha = alpha
+    options: LoraOptions
 
     def add(self, model: HydraModel, seed: int) -> None:
         """Put trainable matrices A and B on the heads: a weight W becomes W + (alpha / rank) B A.
@@ -103,11 +99,13 @@ class LoRA:
             matrices.draw(generator)
             parametrize.register_parametrization(bank, name, matrices)
 
+        rank = self.options.rank
+        alpha = self.options.alpha
         for bank in banks_with_heads(model):
             qkv = bank.qkv.detach()
             out = bank.out.detach()
-            put(bank, "qkv", LowRankProjections(bank.packing, qkv, self.rank, self.alpha))
-            put(bank, "out", LowRank(out, self.rank, self.alpha))
+            put(bank, "qkv", LowRankProjections(bank.packing, qkv, rank, alpha))
+            put(bank, "out", LowRank(out, rank, alpha))
 
     def trains(self, model: HydraModel) -> set[str]:
         """Return the names of all A and B."""

@@ -7,15 +7,10 @@ batch are dealt to the inputs as in the authors' code (google/uncertainty-baseli
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hydractl.methods.base import TogetherOptions, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
-
-if TYPE_CHECKING:
-    from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True)
@@ -28,15 +23,10 @@ class MimoOptions(TogetherOptions):
         "others M that were shuffled, each sample REPEATS times; a.1.st, a.2.st and so on for a.st"
     )
     example = "3,0.25"
+    made_by = "hydractl.methods.mimo.many_inputs:Mimo"
 
     equal: float = argument("RHO", float, 0.5, at_least=0, at_most=1)
     repeats: int = argument("REPEATS", int, 4, at_least=1, at_most=99)
-
-    def together(self) -> MemberMaker:
-        """Return the maker of the network."""
-        many_inputs = import_module("hydractl.methods.mimo.many_inputs")
-        maker: MemberMaker = many_inputs.Mimo(self.members, self.equal, self.repeats)
-        return maker
 
 
 METHOD = Method(

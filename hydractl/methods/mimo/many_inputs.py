@@ -20,29 +20,22 @@ from torch.nn import functional as F
 from hydractl.errors import UsageError
 from hydractl.families.pixels import input_size
 from hydractl.methods.classifiers.one_body import OneBody, draw_members, replace_parameter
+from hydractl.methods.mimo import MimoOptions
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
-from hydractl.training.members import Together
+from hydractl.training.members import MemberMaker, Together
 
 
 @dataclass(frozen=True)
-class Mimo:
-    """Makes the network, and deals the samples of a batch to its inputs.
+class Mimo(MemberMaker):
+    """Makes the network, and deals the samples of a batch to its inputs."""
 
-    Attributes:
-        members: the number of inputs, and of answers.
-        equal: the share of rows whose inputs are all the same sample (rho).
-        repeats: how often each sample of a batch occurs.
-    """
-
-    members: int
-    equal: float
-    repeats: int
+    options: MimoOptions
 
     @property
     def passes(self) -> int:
-        """See :class:`hydractl.training.members.MemberMaker`: one pass for each repeat of a sample."""
-        return self.repeats
+        """The number of repeats of a sample, each of which passes through the network."""
+        return self.options.repeats
 
     def deal(self, samples: int) -> Tensor:
         """Return which samples of a batch the network gets at each of its M inputs, one input for each member.
@@ -60,28 +53,24 @@ class Mimo:
         """
         # Shuffle the rows. The remainder turns the row numbers 0, ..., rows - 1 into indices of samples, each of which
         # occurs `repeats` times.
-        rows = samples * self.repeats
+        rows = samples * self.options.repeats
         shuffled = torch.randperm(rows) % samples
 
         # In the first part of the rows the inputs differ, in the rest they are equal.
-        differing_rows = int(rows * (1 - self.equal))
+        differing_rows = int(rows * (1 - self.options.equal))
         differing_samples = shuffled[:differing_rows]
         equal_samples = shuffled[differing_rows:]
 
         # Each input gets the first part in another order, and the rest as it is.
         inputs = []
-        for _ in range(self.members):
+        for _ in range(self.options.members):
             shuffled_again = differing_samples[torch.randperm(differing_rows)]
             inputs.append(torch.cat([shuffled_again, equal_samples]))
         return torch.stack(inputs)
 
-    def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the one network."""
-        return (source,)
-
     def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Return the network of many inputs; see :class:`hydractl.training.members.MemberMaker`."""
-        drawn = draw_members(source, self.members, seed)
+        """Return the network of many inputs, made of the one model."""
+        drawn = draw_members(source, self.options.members, seed)
         from_scratch = source.drawn_by is not None
         return ManyInputs(models[0], drawn, self, scratch=from_scratch)
 
@@ -95,14 +84,14 @@ class ManyInputs(OneBody):
 
     Args:
         model, drawn: as in :class:`OneBody`.
-        options: deals the samples of a batch to the inputs.
+        maker: deals the samples of a batch to the inputs.
         scratch: whether the weights of the model are random, not pretrained.
     """
 
-    def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], options: Mimo, *, scratch: bool) -> None:
+    def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], maker: Mimo, *, scratch: bool) -> None:
         """Replace the first layer of the model, in place, by one that embeds M inputs and sums their embeddings."""
         super().__init__(model, drawn)
-        self.options = options
+        self.maker = maker
         self._stem = f"{_stem_path(model)}.weight"
 
         # Draw the embedding weights of all inputs. Divided by the root of M, the sum of M embeddings varies as much as
@@ -128,7 +117,7 @@ class ManyInputs(OneBody):
         labels are ``[M, B * repeats]``.
         """
         # For each input, the samples that it takes, by their indices in the batch.
-        rows_of_inputs = self.options.deal(labels.shape[0])  # [M, B * repeats]
+        rows_of_inputs = self.maker.deal(labels.shape[0])  # [M, B * repeats]
         rows_of_inputs = rows_of_inputs.to(labels.device)
 
         # The first layer reads all inputs from `dealt`; the network is called with any of them.

@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from hydractl.methods.base import TogetherOptions, argument
 from hydractl.methods.method import Method
 from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
-
-if TYPE_CHECKING:
-    from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True)
@@ -28,15 +23,9 @@ class PackedOptions(TogetherOptions):
         "for a.st; ALPHA may be 9/4"
     )
     example = "3,2"
+    made_by = "hydractl.methods.packed.narrow:Packed"
 
     alpha: Fraction | float = argument("ALPHA", Fraction, at_least=1, at_most=99)
-
-    def together(self) -> MemberMaker:
-        """Return the maker of the narrow networks."""
-        narrow = import_module("hydractl.methods.packed.narrow")
-        alpha = Fraction(str(self.alpha))
-        maker: MemberMaker = narrow.Packed(self.members, alpha)
-        return maker
 
 
 def _from_scratch(heads: int) -> ByOneTraining:

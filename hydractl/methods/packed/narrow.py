@@ -7,7 +7,6 @@ loss is the sum of their losses, so each is trained as if it were alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -16,31 +15,25 @@ from hydractl.families.config_json import LibraryConfig
 from hydractl.files.checkpoint import DictTensors
 from hydractl.heads.mask import HeadMask
 from hydractl.methods.classifiers.one_body import draw_members
-from hydractl.model.runtime import HydraModel
+from hydractl.methods.packed import PackedOptions
 from hydractl.model.source import Source
 from hydractl.model.stored import stock_tensors
-from hydractl.training.members import Together
+from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Makes the narrow networks of Packed-Ensembles.
+class Packed(MemberMaker):
+    """Makes the narrow networks of Packed-Ensembles."""
 
-    Attributes:
-        members: the number of networks.
-        alpha: the width of all of them together, as a multiple of the width of the model.
-    """
-
-    members: int
-    alpha: Fraction
+    options: PackedOptions
 
     @property
     def passes(self) -> int:
-        """See :class:`hydractl.training.members.MemberMaker`: a sample passes through each member once."""
-        return self.members
+        """The number of members, as a sample passes through each of them once."""
+        return self.options.members
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the narrow members; see :class:`hydractl.training.members.MemberMaker`.
+        """Return the narrow members.
 
         Their weights are drawn with the seed and the seeds after it.
 
@@ -52,13 +45,9 @@ class Packed:
             raise UsageError("--ensemble packed draws narrow networks anew", hint="add --init random")
         narrow = self._narrowed(source)
         members = []
-        for tensors in draw_members(narrow, self.members, seed):
+        for tensors in draw_members(narrow, self.options.members, seed):
             members.append(replace(narrow, tensors=DictTensors(tensors)))
         return tuple(members)
-
-    def model(self, models: Sequence[HydraModel], source: Source, seed: int) -> Together:
-        """Join the members into the model that is trained; see :class:`hydractl.training.members.MemberMaker`."""
-        return Together(models, self.members)
 
     def _narrowed(self, source: Source) -> Source:
         """Return the model with the configuration of a member, but still with the wide tensors.
@@ -71,7 +60,7 @@ class Packed:
         """
         name = source.name
         description = source.description
-        share = self.alpha / self.members
+        share = Fraction(str(self.options.alpha)) / self.options.members
         if not description.mask.is_full:
             raise UsageError(f"--ensemble packed: {name} has lost heads", hint="pack the dense model")
 
