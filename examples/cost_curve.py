@@ -278,10 +278,9 @@ def predicted(kind: Kind, name: str, rows: list[Row]) -> dict[Row, Members]:
 
 def best(validation: MeasuredRow, names: list[str]) -> str:
     """The first score not significantly below the best; one that is lower by more than 0.1 is taken to be so."""
-    by_name = validation.aurocs(names, 1, 0)
-    means = {name: mean_over_sets(by_name[name], AUROC).values[AUROC] or 0.0 for name in names}
-    near = [name for name in names if means[name] > max(means.values()) - 0.1]
-    return first_good_score(validation.aurocs(near, ROUNDS, 0))
+    means = validation.mean_aurocs(names)
+    near = [name for name in names if means.get(name, 0.0) > max(means.values()) - 0.1]
+    return first_good_score(validation.aurocs(near))
 
 
 def figures(row: Row, validation: MeasuredRow, test: MeasuredRow) -> Figures:
@@ -293,7 +292,7 @@ def figures(row: Row, validation: MeasuredRow, test: MeasuredRow) -> Figures:
     accuracy = Resampled({ACCURACY: float(correct.mean())}, {ACCURACY: rounds})
     sources = [open_source(model) for model in row.members]
     model = plan_fusion(sources, []) if len(sources) > 1 else sources[0]
-    aurocs = {of: (one, mean_over_sets(test.aurocs([one], ROUNDS, 0)[one], AUROC)) for of, one in chosen.items()}
+    aurocs = {of: (one, mean_over_sets(test.aurocs([one])[one], AUROC)) for of, one in chosen.items()}
     return Figures(macs(model.description, model.tensors), accuracy, aurocs)
 
 

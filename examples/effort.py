@@ -29,7 +29,6 @@ from scipy.stats import t as student
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets
 from hydractl.studies.measured_rows import fitted_temperature, measure_row
 
-ROUNDS = 1000
 AUROC = "ood_avg.auroc"
 AGAINST = ("single", "trained")
 """The rows that every row is compared with."""
@@ -58,13 +57,13 @@ def measured(folder: Path) -> dict[str, Figures]:
         name = record["name"]
         calibration = fitted_temperature(folder / f"choose/{name}.calibration.json")
         row = measure_row(folder / f"test/{name}.pred.st", calibration)
-        inside = row.accuracy_and_nll(ROUNDS, seed=0)
+        inside = row.accuracy_and_nll()
         by_key = {}
         for key in ("id.accuracy", "id.nll"):
             by_key[key] = Resampled({key: inside.values[key]}, {key: inside.rounds[key]})
         for key, score in (("msp", "msp"), ("common", common), ("own", record["score"])):
             if score in row.scores:  # MC dropout has no features
-                by_key[key] = mean_over_sets(row.aurocs([score], ROUNDS, seed=0)[score], AUROC)
+                by_key[key] = mean_over_sets(row.aurocs([score])[score], AUROC)
         rows[name] = Figures(record, by_key)
     return rows
 

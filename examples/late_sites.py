@@ -99,7 +99,7 @@ def best(folder: Path, row: str, *, features: bool) -> str:
     predictions = folder / "choose" / f"{row}.pred.st"
     found = measure_row(predictions, fitted_temperature(calibration(folder, row)))
     names = [name for name in found.scores if features or name not in ON_FEATURES]
-    return first_good_score(found.aurocs(names, 1000, 0))
+    return first_good_score(found.aurocs(names))
 
 
 def main() -> None:

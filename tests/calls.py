@@ -58,7 +58,7 @@ def ran(verb: str, values: Mapping[str, object], log: Log | None = None) -> Outc
 def study_request(**flags: Raw) -> StudyRequest:
     """Return what a command with these options asks of a study."""
     values = checked("study", {"model": ["model.st"], **flags})
-    own = {"model": ModelRef("model.st"), "has_ood_val": True, "has_ood": True, "decisive": {}, "given": {}}
+    own = {"model": ModelRef("model.st"), "has_ood_val": True, "has_ood": True, "given": {}}
     shared = {one.name: getattr(values, one.name) for one in fields(StudyRequest) if one.name not in own}
     return StudyRequest(**own, **shared)
 

@@ -372,10 +372,14 @@ def warning_of_skipped(dataset: Dataset, count: int, ids: Sequence[str]) -> str:
         ids: the ids of the first of them.
     """
     verb = "is" if count == 1 else "are"
+    left_out = f"{count} of {len(dataset)} {dataset.kind}s {verb} left out, as they cannot be read"
+    return f"{dataset.where}: {left_out}: {first_ids(ids, count)}"
+
+
+def first_ids(ids: Sequence[str], count: int) -> str:
+    """Return the first few ids of so many samples as text, e.g. ``a.png, b.png`` or ``..., e.png and 3 more``."""
     listed = ", ".join(ids[:_MOST_SAID])
     unlisted = count - _MOST_SAID
     if unlisted > 0:
         listed += f" and {unlisted} more"
-    return (
-        f"{dataset.where}: {count} of {len(dataset)} {dataset.kind}s {verb} left out, as they cannot be read: {listed}"
-    )
+    return listed

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from hydractl.files.bench_answer import BenchRow
 from hydractl.files.eval_answer import MemberDiversity, OodDetection, SampleMetrics
 from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.results import Count, Interval, KnownInterval, Number, Record, Result, optional, sparse
@@ -255,18 +256,6 @@ class NextCommandRecord(Record):
     """Its words, without `hydractl`."""
 
 
-class TimeRatio(Record):
-    """The time of the model to use over that of the single model."""
-
-    batch_size: Count
-    """Samples of a batch."""
-    ratio: float
-    """The ratio."""
-    ratio_ci: KnownInterval
-    """Its 95 % bootstrap interval."""
-    memory_ratio: Number = optional("The same of the memory that a call takes, where that is counted.")
-
-
 class StudyAnswer(Result):
     """What `hydractl study` found."""
 
@@ -293,6 +282,6 @@ class StudyAnswer(Result):
     steps: Sequence[Sequence[str]]
     """The commands in order, without `hydractl`."""
     next: Sequence[NextCommandRecord] | None = optional("What to do with `best.st`, on the data of the study.")
-    latency: Sequence[TimeRatio] = sparse("By batch size the time of the model to use; of what is shown.", [])
+    timed: Sequence[BenchRow] = sparse("The times of the single model and of the model to use; of what is shown.", [])
     cut: Sequence[str] | None = optional("What is left out to stay within the time; of a dry run.")
     seconds: float | None = optional("About how long it takes; of a dry run.")

@@ -103,10 +103,9 @@ def resample(
     values: dict[str, float | None] = {}
     values_in_rounds: dict[str, Floats] = {}  # [R] each, filled below
     figures = ModelFigures(inside, outside, groups)
-    for key, value in dotted_numbers(figures.blocks()):
+    for key, value in dotted_numbers(figures.blocks(names=names)):
         _, _, name = key.rpartition(".")
-        is_left_out = names is not None and name not in names
-        if name == "n" or is_left_out:  # the number of samples is the same in every round
+        if name == "n":  # the number of samples is the same in every round
             continue
         values[key] = value
         if value is not None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from hydractl.files.eval_answer import EvalRow
 from hydractl.files.results import Record
 from hydractl.files.study_answer import AnyRowRecord, Purpose, StudyAnswer, StudyRowRecord
 from hydractl.report.eval_tables import (
-    glance_columns,
     glance_table,
-    known_interval,
     metrics_at,
     signed_number,
     single_number,
 )
 from hydractl.report.tables import Cell, Table, text_table
-from hydractl.report.texts import bytes_text, number, percent, program_words
+from hydractl.report.texts import bytes_text, number, percent, program_words, ratio
 
 DIGITS = 3
 _AT_A_GLANCE = {"OOD AUROC": "ood_avg.auroc", "FPR95": "ood_avg.fpr95", "accuracy": "id.accuracy"}
@@ -119,13 +116,16 @@ def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
     """
     # Ratios are over the single model, whose own are 1.
     lines = [("mult-adds ratio", "1.00", Cell(number(used.mac_ratio, 2)))]
-    for timing in study.latency:
-        low, high = timing.ratio_ci
-        ratio = Cell(number(timing.ratio, 2), ends=(low, high))
-        lines.append((f"time ratio, batch {timing.batch_size}", "1.00", ratio))
-        if timing.memory_ratio is not None:
-            memory = Cell(number(timing.memory_ratio, 2))
-            lines.append((f"memory ratio, batch {timing.batch_size}", "1.00", memory))
+    memory_of_single: dict[int, int | None] = {}
+    for timed in study.timed:
+        if timed.model == study.rows[0].name:  # it stands before the other row of its batch size
+            memory_of_single[timed.batch_size] = timed.peak_memory_bytes
+            continue
+        low, high = timed.ratio_ci
+        lines.append((f"time ratio, batch {timed.batch_size}", "1.00", Cell(number(timed.ratio, 2), ends=(low, high))))
+        memory_ratio = ratio(timed.peak_memory_bytes, memory_of_single[timed.batch_size])
+        if memory_ratio is not None:
+            lines.append((f"memory ratio, batch {timed.batch_size}", "1.00", Cell(number(memory_ratio, 2))))
     if study.model.bytes is not None and study.use.bytes is not None:
         lines.append(("file", bytes_text(study.model.bytes), Cell(bytes_text(study.use.bytes))))
     return [[Cell(title), Cell(before), after, Cell("")] for title, before, after in lines]
@@ -194,23 +194,13 @@ def next_steps(study: StudyAnswer) -> dict[str, list[str]]:
 
 def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
     """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
-    shown = glance_columns(rows)
-    measured = glance_table(rows)
-
-    # The figures of the single model with MSP.
-    now = []
-    for column in shown:
-        ends = known_interval(study.baseline_ci.get(column.key))
-        now.append(Cell(number(column.value(study.baseline), column.metric.digits), ends=ends))
-    # With MSP the single model costs what it costs with its score: the cells behind its figures are the same.
-    _, *of_single = measured.rows[0]
-    lines = [[Cell(_NOW), *now, *of_single[len(now) :]]]
-
-    # The rows as they are.
-    for row, (name, *cells) in zip(rows, measured.rows, strict=True):
+    # With MSP the single model costs what it costs with its score.
+    figures = {**dict(study.baseline), "ci": study.baseline_ci}
+    shown = [rows[0].model_copy(update={**figures, "name": _NOW})]
+    for row in rows:
         said = " (recommended)" if row.name == study.use.row else ""
-        lines.append([replace(name, text=f"{name.text}{said}"), *cells])
-    return replace(measured, rows=lines)
+        shown.append(row.model_copy(update={"name": f"{row.name}{said}"}))
+    return glance_table(shown)
 
 
 def study_table(study: StudyAnswer) -> Table:

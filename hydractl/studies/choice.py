@@ -148,26 +148,22 @@ class Chosen:
         }
 
 
-def choose(plan: Plan) -> Chosen:
+def choose(plan: Plan, rows: Mapping[str, MeasuredRow]) -> Chosen:
     """Return the row and the OOD score that are chosen on the validation data, with the reasons against all others.
 
-    Every row with every score that it has is a candidate. The predictions of all rows are stored already.
+    Every row with every score that it has is a candidate.
 
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
+        rows: its rows by name, measured on the validation data.
     """
-    rounds, seed = plan.request.bootstrap, plan.request.seed
-    rows = {row.name: validated(plan, row) for row in plan.rows}
     candidates = []
     for row in plan.rows:
         measured = rows[row.name]
-        inside = measured.accuracy_and_nll(rounds, seed)
-        # Hedge, a sum of several scores, is what to take where no OOD samples choose. So it is no candidate here.
-        scores = [score for score in measured.scores if score != HEDGE]
-        for score, outside in measured.aurocs(scores, rounds, seed).items():
-            candidates.append(
-                Candidate(row.name, score, measured.members, measured.macs, inside, outside, eligible=row.stored)
-            )
+        inside = measured.accuracy_and_nll()
+        members, macs = measured.source.members, measured.source.cost.macs
+        for score, outside in measured.aurocs(_scores_to_choose_from(measured)).items():
+            candidates.append(Candidate(row.name, score, members, macs, inside, outside, eligible=row.stored))
     evidence = Evidence(candidates, may_vote=plan.request.has_ood_val)
     return Chosen(plan, rows, Decision(evidence, plan.request.max_drop))
 
@@ -175,14 +171,20 @@ def choose(plan: Plan) -> Chosen:
 def validated(plan: Plan, row: Row) -> MeasuredRow:
     """Measure a row on the validation data, whose predictions are there."""
     calibration = fitted_temperature(plan.calibration_file(row))
-    return measure_row(plan.predictions(row, "choose"), calibration)
+    request = plan.request
+    return measure_row(plan.predictions(row, "choose"), calibration, rounds=request.bootstrap, seed=request.seed)
+
+
+def _scores_to_choose_from(row: MeasuredRow) -> list[str]:
+    """Return the scores of a row without hedge, a sum of several, which is taken where no OOD samples choose."""
+    return [score for score in row.scores if score != HEDGE]
 
 
 _NAMED_SCORES = 4
 """How many scores of the single model are named while a study runs, beside MSP."""
 
 
-def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping[str, float]) -> str:
+def validated_in_words(row: str, rows: Mapping[str, MeasuredRow]) -> str:
     """Return the line that is shown when a row (a model of the study) has run on the validation data.
 
     For the single model it lists the mean AUROC of its four best OOD scores and of MSP, e.g. ``energy 0.912, msp
@@ -190,9 +192,11 @@ def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping
 
     Args:
         row: the name of the row.
-        of_row: by score, the mean AUROC of the row over the OOD validation sets.
-        of_single: the same of the single model, which runs before all other rows.
+        rows: by name, this row and the single model, which runs before all others, on the validation data.
     """
+    # By score, the mean AUROC over the OOD validation sets.
+    of_row = rows[row].mean_aurocs(rows[row].scores)
+    of_single = rows[SINGLE].mean_aurocs(_scores_to_choose_from(rows[SINGLE]))
     best_first = sorted(of_single, key=lambda score: -of_single[score])
     if row == SINGLE:
         # As keys of a dict, so that MSP is named once if it is among the best.
@@ -201,9 +205,3 @@ def validated_in_words(row: str, of_row: Mapping[str, float], of_single: Mapping
         return f"{row}: mean OOD AUROC on the validation data by score: {figures}"
     score = best_first[0] if best_first[0] in of_row else REFERENCE
     return f"{row}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"
-
-
-def mean_aurocs(plan: Plan, row: Row) -> dict[str, float]:
-    """Return by score the mean AUROC of a row over all OOD validation sets."""
-    measured = validated(plan, row)
-    return measured.mean_aurocs([score for score in measured.scores if score != HEDGE])

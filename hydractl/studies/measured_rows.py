@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import InputError
@@ -27,23 +27,23 @@ class MeasuredRow:
     """One row, measured on the ID data and on the OOD sets.
 
     Attributes:
-        source: the predictions that the row was measured from.
+        source: the predictions that the row was measured from; they know its members and its cost.
         calibration: what its probabilities were calibrated by; None for nothing.
-        members: the number of members.
-        macs, params: the mult-adds of one sample and the parameters; None if they are not known.
         inside: the ID samples with all their OOD scores; a score that the row does not have is None.
         outside: by the name of each OOD set, its samples in the same form.
         groups: by the name of each OOD set, ``near``, ``far`` or None.
+        rounds, seed: the resamples of its data, and the seed of their draws.
+        known: by score, what :meth:`resampled` has measured.
     """
 
     source: Predictions
     calibration: Calibration | None
-    members: int
-    macs: int | None
-    params: int | None
     inside: Samples
     outside: Mapping[str, Samples]
     groups: Mapping[str, str | None]
+    rounds: int = 1000
+    seed: int = 0
+    known: dict[str, Resampled] = field(default_factory=dict)
 
     @property
     def temperature(self) -> float:
@@ -56,6 +56,10 @@ class MeasuredRow:
         """The names of the OOD scores that the row has."""
         return [name for name, values in self.inside.scores.items() if values is not None]
 
+    def uncalibrated(self) -> MeasuredRow:
+        """Return the same row without a calibration."""
+        return measure_row(self.source, None, rounds=self.rounds, seed=self.seed)
+
     def _under(self, score: str) -> tuple[Samples, dict[str, Samples]]:
         """Return the ID samples, and by name those of each OOD set, with ``score`` as their only score."""
         outside = {name: _with_score_alone(samples, score) for name, samples in self.outside.items()}
@@ -65,34 +69,38 @@ class MeasuredRow:
         """Return every metric under ``score``."""
         return row_blocks(*self._under(score), self.groups)
 
-    def resampled(self, score: str, rounds: int, seed: int) -> Resampled:
+    def resampled(self, score: str) -> Resampled:
         """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples."""
-        # The last part of each key: "auroc" of "ood_avg.auroc".
-        names = {key.rpartition(".")[2] for key in KINDS}
-        return resample(*self._under(score), self.groups, rounds=rounds, seed=seed, names=names)
+        if score not in self.known:
+            # The last part of each key: "auroc" of "ood_avg.auroc".
+            names = {key.rpartition(".")[2] for key in KINDS}
+            self.known[score] = resample(
+                *self._under(score), self.groups, rounds=self.rounds, seed=self.seed, names=names
+            )
+        return self.known[score]
 
-    def aurocs(self, scores: Collection[str], rounds: int, seed: int) -> dict[str, Resampled]:
+    def aurocs(self, scores: Collection[str]) -> dict[str, Resampled]:
         """Return, by score, the AUROC against each OOD set (by its name), on the data and on their resamples."""
         outside = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
-        return resample_aurocs(_values_of(self.inside, scores), outside, rounds=rounds, seed=seed)
+        return resample_aurocs(_values_of(self.inside, scores), outside, rounds=self.rounds, seed=self.seed)
 
     def mean_aurocs(self, scores: Collection[str]) -> dict[str, float]:
         """Return by score the mean AUROC over all OOD sets; a score is missing if a set has no AUROC under it."""
         means = {}
-        for score, aurocs in self.aurocs(scores, rounds=1, seed=0).items():
+        for score, aurocs in replace(self, rounds=1).aurocs(scores).items():
             mean = mean_over_sets(aurocs, AUROC).values[AUROC]
             if mean is not None:
                 means[score] = mean
         return means
 
-    def errors_resampled(self, score: str, rounds: int, seed: int) -> Resampled:
+    def errors_resampled(self, score: str) -> Resampled:
         """Return the AUROC with which a score finds wrong answers (``errors.auroc``), on ID data and resamples."""
         inside = _with_score_alone(self.inside, score)
-        return resample(inside, {}, {}, rounds=rounds, seed=seed, names={"auroc"})
+        return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names={"auroc"})
 
-    def accuracy_and_nll(self, rounds: int, seed: int) -> Resampled:
+    def accuracy_and_nll(self) -> Resampled:
         """Return accuracy and NLL on the labelled ID data, and on their resamples."""
-        return resample_id(self.inside, rounds=rounds, seed=seed)
+        return resample_id(self.inside, rounds=self.rounds, seed=self.seed)
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
@@ -121,6 +129,9 @@ def measure_row(
     row: Path | Predictions,
     calibration: Calibration | None,
     roles: tuple[str, str] = (ID, OOD),
+    *,
+    rounds: int = 1000,
+    seed: int = 0,
 ) -> MeasuredRow:
     """Return the samples of a row (a model of the study) with every OOD score, made from its stored predictions.
 
@@ -130,6 +141,7 @@ def measure_row(
         row: the predictions, or their file.
         calibration: the calibration to apply to the probabilities; None for none.
         roles: the role of the ID set (there must be exactly one), and that of the OOD sets; other sets are ignored.
+        rounds, seed: the resamples of its data, and the seed of their draws.
     """
     predictions = read_predictions(row) if isinstance(row, Path) else row
     id_role, _ = roles
@@ -156,13 +168,4 @@ def measure_row(
             groups[entry.name] = entry.group
     (id_samples,) = id_sets  # exactly one
 
-    return MeasuredRow(
-        source=predictions,
-        calibration=calibration,
-        members=predictions.members,
-        macs=predictions.cost.macs,
-        params=predictions.cost.params,
-        inside=id_samples,
-        outside=outside,
-        groups=groups,
-    )
+    return MeasuredRow(predictions, calibration, id_samples, outside, groups, rounds, seed)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hydractl.files.study_answer import MistakesRecord
 from hydractl.metrics.bootstrap import paired_differences
-from hydractl.metrics.errors import OrderedAnswers, auroc
-from hydractl.metrics.ood import each_once
 from hydractl.report.eval_tables import signed_number, signed_range
 from hydractl.report.texts import number
 from hydractl.studies.measured_rows import MeasuredRow
@@ -16,7 +15,7 @@ from hydractl.studies.rule import REFERENCE, SINGLE
 _AUROC = "errors.auroc"
 
 
-def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: int, seed: int) -> MistakesRecord | None:
+def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> MistakesRecord | None:
     """Return which OOD score to trust for finding wrong answers of a row (a model of the study); None without labels.
 
     The score with the highest AUROC of wrong answers on the validation data is taken if it is significantly better than
@@ -25,7 +24,6 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: in
     Args:
         row: the name of the row.
         validation, test: the row, measured on both data.
-        rounds, seed: the rounds and the seed of the bootstrap.
     """
     if test.inside.labels is None:
         return None
@@ -35,8 +33,8 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow, rounds: in
         return MistakesRecord(row=row, score=REFERENCE, best=best)
 
     # AUROC of wrong answers on the test data: of this score, of MSP, and the interval of the difference.
-    of_best = test.errors_resampled(best, rounds, seed)
-    of_msp = test.errors_resampled(REFERENCE, rounds, seed)
+    of_best = test.errors_resampled(best)
+    of_msp = test.errors_resampled(REFERENCE)
     ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
     return MistakesRecord(
         row=row,
@@ -91,10 +89,10 @@ def _figures(mistakes: MistakesRecord) -> str:
 def _best_on(validation: MeasuredRow) -> str | None:
     """Return the score with the highest AUROC of wrong answers (MSP if several are equal); None without any AUROC."""
     aurocs = {}
-    counts = each_once(len(validation.inside))
+    on_data = replace(validation, rounds=0)
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
-        value = auroc(OrderedAnswers(validation.inside, name).of_draw(counts))
+        value = on_data.errors_resampled(name).values[_AUROC]
         if value is not None:
             aurocs[name] = value
     return max(aurocs, key=lambda name: aurocs[name], default=None)

@@ -60,7 +60,7 @@ def decisive_settings(values: Options) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRequest:
-    """What decides the findings of a study, and how its commands run.
+    """What is asked of a study, and how its commands run.
 
     Attributes:
         model: the MODEL.
@@ -80,7 +80,6 @@ class StudyRequest:
         on_bad: whether a sample that cannot be read is an ``error``, or is left out: ``skip``.
         timed: whether the latency of ``best.st`` is measured.
         has_ood_val, has_ood: whether somebody gave these; else they are made, and nothing is chosen by them.
-        decisive: see :func:`decisive_settings`; a study goes on only where all of it is the same.
         given: the options that somebody gave, of those that its steps share with a study, by name.
     """
 
@@ -108,13 +107,7 @@ class StudyRequest:
     timed: bool
     has_ood_val: bool
     has_ood: bool
-    decisive: Options
     given: Options
-
-    def in_memory(self) -> list[str]:
-        """Return the names of the model and the data that a Python program passed as objects; empty without any."""
-        objects = [self.model, self.train, self.val, self.test, *(one.spec for one in [*self.ood_val, *self.ood])]
-        return [one.text for one in objects if one is not None and one.held is not None]
 
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order; ``auto`` becomes the set that is made of ``--val``."""

@@ -138,17 +138,14 @@ class Evidence:
             self.rows.setdefault(candidate.row, []).append(candidate)
         (self.reference,) = (candidate for candidate in self.rows[SINGLE] if candidate.score == REFERENCE)
 
-        # What has been computed already: the figures of candidates in every reading, [1 + rounds]; and the ends of the
-        # interval of a difference minus its value, (low, high), e.g. (-0.02, 0.03).
+        # What has been computed already: the figures of candidates in every reading, [1 + rounds]; and their
+        # differences, [1 + rounds], with the ends of the interval minus the value, (low, high), e.g. (-0.02, 0.03).
         self._readings: dict[tuple[Candidate, Figure], Floats] = {}
-        self._spreads: dict[tuple[Candidate, Candidate, Figure], tuple[float, float]] = {}
+        self._differences: dict[tuple[Candidate, Candidate | None, Figure], tuple[Floats, float, float]] = {}
 
     def under(self, row: str, score: str) -> Candidate | None:
         """Return the candidate (a row with an OOD score) of this row and score; None if the row lacks the score."""
-        for candidate in self.rows[row]:
-            if candidate.score == score:
-                return candidate
-        return None
+        return next((candidate for candidate in self.rows[row] if candidate.score == score), None)
 
     def readings(self, candidate: Candidate, figure: Figure) -> Floats:
         """Return a figure of a candidate on the data and in every round of the bootstrap, [1 + rounds].
@@ -175,50 +172,38 @@ class Evidence:
         """
         if not self._may_vote:
             return ()
-        # Lower end = AUROC of the reading + (lower end - AUROC on the data), [scores, sets]: the interval keeps the
-        # width that it has on the data, and moves along with the AUROC. The best score of each set counts.
-        highest_lower_ends = (self._aurocs_of_single[..., reading] + self._auroc_spreads).max(axis=0)  # [sets]
-        return tuple(name for name, end in zip(self.sets, highest_lower_ends, strict=True) if end > BLIND)
+        telling = []
+        for name in self.sets:
+            aurocs = (self.difference(candidate, None, (name,), reading) for candidate in self.rows[SINGLE])
+            if any(auroc.low > BLIND for auroc in aurocs):
+                telling.append(name)
+        return tuple(telling)
 
-    @cached_property
-    def _aurocs_of_single(self) -> Floats:
-        """The AUROC of the single model under each of its scores against each set, [scores, sets, readings]."""
-        aurocs = [[self.readings(candidate, (name,)) for name in self.sets] for candidate in self.rows[SINGLE]]
-        return np.asarray(aurocs)
-
-    @cached_property
-    def _auroc_spreads(self) -> Floats:
-        """The lower end of the interval of each AUROC of the single model minus its value, [scores, sets].
-
-        It is mostly below 0, e.g. -0.03 for an AUROC of 0.80 whose interval begins at 0.77.
-        """
-        # Index 0 is the value on the data, the others are rounds; the lower end is the 2.5 % quantile of these.
-        lower_ends: Floats = np.quantile(self._aurocs_of_single[..., 1:], 0.025, axis=-1)
-        return lower_ends - self._aurocs_of_single[..., 0]
-
-    def difference(self, candidate: Candidate, other: Candidate, figure: Figure, reading: int) -> Difference:
+    def difference(self, candidate: Candidate, other: Candidate | None, figure: Figure, reading: int) -> Difference:
         """Return a figure of one candidate minus that of another, with its 95 % interval.
 
         The interval has the width that it has on the data, and moves along with the difference of the reading: if it
         is 0.02 (0.01 to 0.04) on the data, it is 0.05 (0.04 to 0.07) in a round with a difference of 0.05.
 
         Args:
-            candidate, other: the candidates.
+            candidate: the candidate.
+            other: the other one; None for the figure of the first alone.
             figure: a metric, or the names of the OOD sets that the mean AUROC is over; there are some.
             reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        of_candidate, of_other = self.readings(candidate, figure), self.readings(other, figure)  # [1 + rounds]
+        # The differences, and the ends of the interval minus the value, once for every pair: index 0 is the data, the
+        # others are rounds.
         key = (candidate, other, figure)
-
-        # The ends of the interval minus the value, once for every pair: index 0 is the data, the others are rounds.
-        if key not in self._spreads:
-            differences = of_candidate - of_other
+        if key not in self._differences:
+            differences = self.readings(candidate, figure)
+            if other is not None:
+                differences = differences - self.readings(other, figure)
             low, high = np.quantile(differences[1:], [0.025, 0.975])
-            self._spreads[key] = (float(low - differences[0]), float(high - differences[0]))
+            self._differences[key] = differences, float(low - differences[0]), float(high - differences[0])
 
         # The value in this reading, with an interval of the same width.
-        to_low, to_high = self._spreads[key]
-        value = float(of_candidate[reading] - of_other[reading])
+        differences, to_low, to_high = self._differences[key]
+        value = float(differences[reading])
         return Difference(value, low=value + to_low, high=value + to_high)
 
 
@@ -412,7 +397,7 @@ class Decision:
             candidate = self.evidence.under(row, self.common_score)
             if not reason and candidate is not None and candidate.eligible:
                 reason = self._harm_done_by(candidate)
-            if reason and row != SINGLE:
+            if reason:
                 reasons[row] = reason
         return reasons
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hydractl.data import open_data
-from hydractl.data.base import Dataset
+from hydractl.data.base import Dataset, first_ids
 from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_warning
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
@@ -28,9 +28,6 @@ from hydractl.studies.rows import asked_for
 
 HALVES = 2
 """The validation data are divided into two parts: one for the search, one to choose rows and scores by."""
-
-_MOST_NAMED = 5
-"""The largest number of samples of a set that cannot be read and are named."""
 
 _MOST_MEMBERS = 4
 """The most members that a row of a study has: the whole model and three circuits."""
@@ -82,19 +79,6 @@ class StudySets:
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of each set, by its option."""
         return {given_set.option: given_set.dataset.fingerprint() for given_set in self.every}
-
-    def changes(self, before: Any) -> list[str]:
-        """Return a line for every set that has changed since the study was begun.
-
-        Args:
-            before: the fingerprints of that time, as read from a file; anything but a mapping counts as none.
-        """
-        fingerprints_before = before if isinstance(before, Mapping) else {}
-        lines = []
-        for option, fingerprint in self.fingerprints.items():
-            if fingerprints_before.get(option) != fingerprint:
-                lines.append(f"{option}: other samples or labels than when the study was begun")
-        return lines
 
     @property
     def choosing(self) -> list[GivenSet]:
@@ -174,14 +158,13 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     # Refuse data that cannot be right. Leave training samples, and samples of both halves, out of the validation data.
     # The order matters: comparisons need the opened sets, and the last step changes the request.
     sets = _open_sets(request, source)
-    _check_apart(sets, source)
-    overlaps = _overlaps(sets)
+    overlaps = _check_apart(sets, source)
     _leave_out_repeats(sets)
     request = sets.request
     sets.fit = _samples_to_fit_to(sets)
 
     # Collect warnings: what the study does not use of the model, and data that are odd. Some are None for nothing odd.
-    warnings = [_set_aside(source), *sets.warnings, *overlaps.warnings]
+    warnings = [_set_aside(source), *sets.warnings, *overlaps]
     older = incomparable(source.description.seen)
     if older is not None:
         warnings.append(f"{source.name}: {older}")
@@ -225,7 +208,9 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
         dataset = open_data(spec, reads=reads, seed=seed, on_bad="skip", **how)
         dataset.sample_fingerprints()  # reads every sample; only then is "skipped" known
         if dataset.skipped:
-            unreadable.append(_sentence_on_unreadable(spec.option, dataset))
+            ids = [dataset.ids[index] for index in sorted(dataset.skipped)]
+            listed = first_ids(ids, len(ids))
+            unreadable.append(f"{len(ids)} of {len(dataset)} {dataset.kind}s of {spec.option} cannot be read: {listed}")
         return dataset
 
     def readable(spec: DataSpec, **how: Any) -> tuple[DataSpec, Dataset]:
@@ -277,28 +262,21 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     return sets
 
 
-def _sentence_on_unreadable(option: str, dataset: Dataset) -> str:
-    """Return a sentence on the samples of a set that cannot be read; it names the first few."""
-    assert dataset.skipped  # there are such samples
-    ids = [dataset.ids[index] for index in sorted(dataset.skipped)]
-    listed = ", ".join(ids[:_MOST_NAMED])
-    if len(ids) > _MOST_NAMED:
-        listed += f" and {len(ids) - _MOST_NAMED} more"
-    return f"{len(ids)} of {len(dataset)} {dataset.kind}s of {option} cannot be read: {listed}"
+def _check_apart(sets: StudySets, source: Source) -> list[str]:
+    """Return a warning for each pair of sets that share a few samples, where that may be; raise where it may not.
 
-
-def _check_apart(sets: StudySets, source: Source) -> None:
-    """Raise if test samples are also training or validation samples of this study, or have been seen by the model.
-
-    Figures on such samples would be too good.
+    No test sample may be a training or validation sample of this study, or have been seen by the model: figures on such
+    samples would be too good. A few common samples may have two validation sets, two test sets, and training data with
+    an OOD validation set. Training data with ID validation data are not compared here, because their common samples are
+    left out later.
 
     Args:
         sets: the data sets of the study.
         source: the studied model; its description lists the samples that it has seen.
 
     Raises:
-        InputError: there are such samples. It has a line for each pair of sets that share samples, and for each test
-            set of which the model has seen samples.
+        InputError: it has a line for each pair of sets that share samples which they may not, or most of their samples,
+            and for each test set of which the model has seen samples.
     """
     # Test samples that the study itself trains on or chooses by: a list of problems, one for each pair of sets.
     findings = compare_fitted(sets.fitted, sets.tested)
@@ -314,29 +292,17 @@ def _check_apart(sets: StudySets, source: Source) -> None:
                 f"{count} of {len(dataset)} samples of {test_set.option} have been seen by {source.name} "
                 f"({who_saw(seen_by_model, dataset)})"
             )
-    findings.refuse(_APART)  # raises if there are problems
 
-
-def _overlaps(sets: StudySets) -> Findings:
-    """Return a warning for each pair of sets that share a few samples, where that may be.
-
-    These are pairs of validation sets, pairs of test sets, and training data with OOD validation sets. Training data
-    with ID validation data are not compared here, because their common samples are left out later.
-
-    Raises:
-        InputError: two sets share most of their samples; it lists the pairs.
-    """
+    # Pairs of sets that may share a few samples.
     groups = [sets.choosing, sets.tested]
     if sets.train is not None:
         groups += [[ood_val, sets.train] for ood_val in sets.ood_val.values()]
-
-    findings = Findings()
     for group in groups:
         compared = compare_sets(group)
         findings.warnings += compared.warnings
         findings.problems += compared.problems
-    findings.refuse(_APART)
-    return findings
+    findings.refuse(_APART)  # raises if there are problems
+    return findings.warnings
 
 
 # --- halves -----------------------------------------------------------------------------------------------------------
@@ -372,11 +338,15 @@ def _leave_out_repeats(sets: StudySets) -> None:
             f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
         )
 
-    # The indices of the training samples are left out with them. What remains must be enough.
+    # The indices of the training samples are left out with them. What remains must be enough to fit temperatures to,
+    # which takes the second half: the samples with odd indices.
     digests = val.dataset.sample_fingerprints()
     left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
     _check_halves(val, left_out)
-    _check_labels_to_fit(val, left_out)
+    labels = val.dataset.labels
+    assert labels is not None  # --val needs labels
+    second_half = [index for index in range(1, len(labels), HALVES) if index not in left_out]
+    check_enough_to_fit(labels[second_half], "the second half of --val")
 
     # Samples in both halves of an OOD validation set. A set that is made from --val was not opened, and stays as it is.
     ood_val = []
@@ -424,20 +394,6 @@ def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
             f"{given_set.option} is divided into halves, and one of them is empty: it has {len(indices_left)} samples",
             hint=f"give more samples with {flag}",
         )
-
-
-def _check_labels_to_fit(val: GivenSet, left_out: set[int]) -> None:
-    """Check before anything runs that temperatures can be fitted to the second half of ``--val``, if it has labels.
-
-    Raises:
-        InputError: it has too few samples, or all are of one class.
-    """
-    labels = val.dataset.labels
-    if labels is None:
-        return
-    # The second half are the samples with odd indices, without those that are left out.
-    rows = [index for index in range(1, len(labels), HALVES) if index not in left_out]
-    check_enough_to_fit(labels[rows], f"the second half of {val.option}")
 
 
 # --- training data ----------------------------------------------------------------------------------------------------

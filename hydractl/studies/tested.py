@@ -78,12 +78,6 @@ class Tested(Chosen):
     # --- comparisons --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _baseline(self) -> Resampled:
-        """The metrics of the single model as it is, with MSP and no temperature."""
-        request = self.plan.request
-        return self.uncalibrated.resampled(REFERENCE, request.bootstrap, request.seed)
-
-    @cached_property
     def _differences_to_next(self) -> list[Findings]:
         """For each rung of the ladder except the last, its differences to the next rung, by metric."""
         return [self._differences(upper, lower) for upper, lower in pairwise(self.ladder)]
@@ -110,12 +104,15 @@ class Tested(Chosen):
         used = self.used
         request = self.plan.request
         is_single = used.row == SINGLE
+
+        # The single model as it is, with MSP and no temperature; and the rung to use.
+        baseline = self.uncalibrated.resampled(REFERENCE)
         figures = self._on_resamples(used)
 
         # Compare the rung to use with the single model under each of its scores. "hardest" is that of the scores fixed
         # before the test which the rung beats least; "unbeaten" is one of the others that it does not beat for certain.
-        aurocs_of_used = self._aurocs(used.row, [used.score])[used.score]
-        aurocs_of_single = self._aurocs(SINGLE, self._single.scores)
+        aurocs_of_used = self.tested[used.row].aurocs([used.score])[used.score]
+        aurocs_of_single = self._single.aurocs(self._single.scores)
         against = self._against_single(aurocs_of_used, aurocs_of_single)
 
         # Compare it with the single model under that hardest score: in every metric, and on every test set.
@@ -133,7 +130,7 @@ class Tested(Chosen):
 
         # False alarms: mean FPR95 of the single model with MSP, of the hardest rival (in the middle, and only if the
         # rung is another row), and of the rung to use.
-        alarming = [self._baseline, figures]
+        alarming = [baseline, figures]
         if against.hardest is not None and not is_single:
             alarming.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
 
@@ -152,7 +149,7 @@ class Tested(Chosen):
             against_unbeaten=against_unbeaten,
             by_test_set=by_test_set,
             against_baseline=judge_all(
-                paired_differences(self._baseline, figures), self._samples_by_metric, same_row=is_single
+                paired_differences(baseline, figures), self._samples_by_metric, same_row=is_single
             ),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
@@ -164,7 +161,7 @@ class Tested(Chosen):
             false_alarms=[resampled.values.get(FPR95) for resampled in alarming],
             uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
             doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
-            mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row], request.bootstrap, request.seed),
+            mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row]),
         )
 
     @property
@@ -216,15 +213,7 @@ class Tested(Chosen):
 
     def _on_resamples(self, rung: Rung) -> Resampled:
         """Return the metrics of a rung that the verdict judges, on the test data and on their resamples."""
-        if rung not in self._resampled:
-            request = self.plan.request
-            self._resampled[rung] = self.tested[rung.row].resampled(rung.score, request.bootstrap, request.seed)
-        return self._resampled[rung]
-
-    @cached_property
-    def _resampled(self) -> dict[Rung, Resampled]:
-        """What :meth:`_on_resamples` has measured, by rung."""
-        return {}
+        return self.tested[rung.row].resampled(rung.score)
 
     def _differences(self, rung: Rung, other: Rung) -> Findings:
         """Return the findings for the paired differences of a rung minus another one, by metric."""
@@ -251,11 +240,6 @@ class Tested(Chosen):
             findings = against.rivals if score in fixed_beforehand else against.others
             findings[score] = _finding(difference, self._samples_by_metric[AUROC])
         return against
-
-    def _aurocs(self, row: str, scores: Sequence[str]) -> dict[str, Resampled]:
-        """Return, by score, the AUROC of a row against each OOD test set, on the test data and on their resamples."""
-        request = self.plan.request
-        return self.tested[row].aurocs(scores, request.bootstrap, request.seed)
 
     def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> Findings:
         """Return, by the name of each test set, the finding for the AUROC of the rung to use minus a rival's."""
@@ -296,8 +280,6 @@ class Tested(Chosen):
         They say where accuracy differs between validation and test data, and where the temperature of the row to use
         makes the NLL of the test data worse.
         """
-        request = self.plan.request
-
         # Accuracy of the single model: its correct predictions on the validation data and on the test data.
         right = self.rows[SINGLE].inside.correct
         test_right = self.uncalibrated.inside.correct
@@ -306,13 +288,13 @@ class Tested(Chosen):
         # Temperature of the row to use. "gain" is how many nats of log-likelihood of all validation samples it brings.
         validated, tested = self.rows[row], self.tested[row]
         log_probs = validated.inside.label_log_probs
-        log_probs_before = measure_row(validated.source, None).inside.label_log_probs
+        log_probs_before = validated.uncalibrated().inside.label_log_probs
         assert log_probs is not None and log_probs_before is not None  # --val has labels
         gain = float(log_probs.sum() - log_probs_before.sum())
 
         # Its NLL on the test data, with the temperature and without.
-        calibrated = tested.accuracy_and_nll(request.bootstrap, request.seed)
-        raw = measure_row(tested.source, None).accuracy_and_nll(request.bootstrap, request.seed)
+        calibrated = tested.accuracy_and_nll()
+        raw = tested.uncalibrated().accuracy_and_nll()
         return sentences + doubts.of_temperature(validated.temperature, gain, calibrated, raw)
 
     def _why_no_other_row(self) -> list[str]:
@@ -387,7 +369,7 @@ class Tested(Chosen):
             temperature=row.temperature,
             threshold=threshold,
             mac_ratio=self._mac_ratio(row),
-            param_ratio=ratio(row.params, self._single.params),
+            param_ratio=ratio(row.source.cost.params, self._single.source.cost.params),
             bytes=(self.plan.folder / "best.st").stat().st_size,
             stepped_down=self._final_index > 0,
         )
@@ -416,7 +398,7 @@ class Tested(Chosen):
             ladder=ladder,
             common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
-            baseline_ci=intervals(self._baseline),
+            baseline_ci=intervals(self.uncalibrated.resampled(REFERENCE)),
             rows=[self._row_record(row) for row in self.tested_rows],
             ruled_out=[self._ruled_out_record(row, reason) for row, reason in self.ruled_out.items()],
             steps=[list(step) for step in steps],
@@ -426,16 +408,17 @@ class Tested(Chosen):
 
     def _mac_ratio(self, measured: MeasuredRow) -> float | None:
         """Return the mult-adds of a row as a ratio to those of the single model; None if one is not known."""
-        return ratio(measured.macs, self._single.macs)
+        return ratio(measured.source.cost.macs, self._single.source.cost.macs)
 
     def _about_row(self, name: str) -> dict[str, Any]:
         """Return what the records of a row have in common, whether it ran on the test data or not."""
         validated = self.rows[name]
+        source = validated.source
         return {
             "name": name,
-            "members": validated.members,
-            "macs": validated.macs,
-            "params": validated.params,
+            "members": source.members,
+            "macs": source.cost.macs,
+            "params": source.cost.params,
             "mac_ratio": self._mac_ratio(validated),
             "temperature": validated.temperature,
         }
@@ -484,10 +467,11 @@ class Tested(Chosen):
 def test_rows(chosen: Chosen) -> Tested:
     """Measure the rows on the test data, whose predictions are there."""
     rows = {}
+    request = chosen.plan.request
     for row in chosen.tested_rows:
-        rows[row.name] = measure_row(chosen.plan.predictions(row, "test"), chosen.rows[row.name].calibration)
-    uncalibrated = measure_row(rows[SINGLE].source, None)
-    return Tested(chosen.plan, chosen.rows, chosen.choice, rows, uncalibrated)
+        predictions, calibration = chosen.plan.predictions(row, "test"), chosen.rows[row.name].calibration
+        rows[row.name] = measure_row(predictions, calibration, rounds=request.bootstrap, seed=request.seed)
+    return Tested(chosen.plan, chosen.rows, chosen.choice, rows, rows[SINGLE].uncalibrated())
 
 
 def _tested_record(measured: MeasuredRow, score: str) -> TestedRecord:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from hydractl.data.opening import keeping_fingerprints
@@ -17,9 +15,9 @@ from hydractl.files.atomic import Output, storing, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.fingerprints import incomparable
-from hydractl.files.study_answer import StudyAnswer, TimeRatio
+from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
-from hydractl.jsonio import canonical_json, differences, read_json_file, shown
+from hydractl.jsonio import differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
 from hydractl.model.matching import only_one, sites_of
@@ -27,12 +25,12 @@ from hydractl.model.source import Source, open_sources
 from hydractl.options.call import Call, filled
 from hydractl.report.eval_files import write_bytes
 from hydractl.report.eval_html import render
-from hydractl.report.texts import duration_text, ratio
-from hydractl.studies.choice import choose, mean_aurocs, validated_in_words
+from hydractl.report.texts import duration_text
+from hydractl.studies.choice import choose, validated, validated_in_words
+from hydractl.studies.measured_rows import MeasuredRow
 from hydractl.studies.plan import SHARED, Plan
 from hydractl.studies.request import StudyRequest, decisive_settings, ood_val_of_study
 from hydractl.studies.rows import KINDS, asked_for
-from hydractl.studies.rule import SINGLE
 from hydractl.studies.scale import Scale, smaller
 from hydractl.studies.sets import StudySets, study_sets
 from hydractl.studies.steps import Step, script
@@ -41,7 +39,7 @@ from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
-PLAN = "hydractl.study-plan/6"
+PLAN = "hydractl.study-plan/7"
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
@@ -73,7 +71,6 @@ def run(call: Call) -> Outcome:
         ood=values["ood"] or [OodSet(f"{AUTO}={made_of_test}", AUTO, None, made_of_test)],
         has_ood_val=bool(values["ood_val"]),
         has_ood=bool(values["ood"]),
-        decisive=decisive_settings(values),
         given={name: values[name] for name in SHARED if call.rank(name)},
     )
 
@@ -95,9 +92,11 @@ def run(call: Call) -> Outcome:
         return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
 
     # Begin the folder, or go on in it, and run the steps. Data that were decoded are kept for the steps in memory.
+    samples = {f"samples of {option}": fingerprint for option, fingerprint in sets.fingerprints.items()}
+    decisive = {"model": source.sha256, **decisive_settings(values), **samples}
     announce_reading([source], log_once)
     try:
-        plan, seconds = _claim_folder(request, sets, source, folder, log_once)
+        plan, seconds = _claim_folder(decisive, sets, source, folder, log_once)
         with keeping_batches(_KEPT_BYTES):
             return _carry_out(plan, seconds, source, sets.warnings, log_once)
     except KeyboardInterrupt:
@@ -222,7 +221,7 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
 
 
 def _claim_folder(
-    asked: StudyRequest, sets: StudySets, source: Source, folder: Path, log: Log
+    decisive: Mapping[str, object], sets: StudySets, source: Source, folder: Path, log: Log
 ) -> tuple[Plan, StepSeconds]:
     """Return the plan of a study and the estimated seconds of each of its steps; the folder is created if it is new.
 
@@ -232,10 +231,11 @@ def _claim_folder(
     it is new or empty           a plan is made, and its file written
     ===========================  ==========================================================
 
-    The plan file has the scale: which rows (models to compare) there are, and how large the search is.
+    The plan file has what was cut, from which the scale follows: which rows (models to compare) there are, and how
+    large the search is.
 
     Args:
-        asked: what the command asks of the study.
+        decisive: the model, the settings and the fingerprints of the samples that decide the findings.
         sets: the data of the study, with the request as it follows from them.
         source: the model.
         folder: the folder of the study; it is created if it does not exist.
@@ -245,13 +245,13 @@ def _claim_folder(
         OutputError: the folder holds other files, or a study with other settings or data; it lists the differences.
     """
     plan_file = folder / "plan.json"
-    decisive: dict[str, object] = {"model": source.sha256, **asked.decisive}
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Hidden files may be left over from a study that was killed before it wrote its plan.
         holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
-        plan = _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets, source))
+        scale = _read_scale(plan_file, decisive, sets.request, source)
+        plan = _plan_study(sets, source, folder, scale)
         return plan, step_seconds(plan, sets, len(source.sites))
     if holds_files:
         raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
@@ -259,22 +259,21 @@ def _claim_folder(
     plan, seconds = _plan_within_time(sets, source, folder, log)
     log.info(f"the study takes about {duration_text(in_all(seconds))} of processor time")
     for text in plan.scale.cut:
-        log.info(f"to stay within --time {asked.time}, {text}")
+        log.info(f"to stay within --time {sets.request.time}, {text}")
     with Output(plan_file) as output:
-        scale = asdict(plan.scale)
-        write_json(output, {"schema": PLAN, "settings": decisive, "data": sets.fingerprints, "scale": scale})
+        write_json(output, {"schema": PLAN, "settings": decisive, "cut": plan.scale.cut})
     return plan, seconds
 
 
-def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, source: Source) -> Scale:
+def _read_scale(path: Path, decisive: Mapping[str, object], request: StudyRequest, source: Source) -> Scale:
     """Return the scale of a study that was begun before, after a check that the same study is asked for now.
 
     The scale says which rows a study has and how large its search is; ``--time`` may have made it smaller.
 
     Args:
         path: the plan file of the study.
-        decisive: the model and the settings that decide the findings, as they are now.
-        sets: the data, as they are now.
+        decisive: the model, the settings and the fingerprints of the samples, as they are now.
+        request: what is asked of the study.
         source: the model.
 
     Raises:
@@ -291,21 +290,16 @@ def _read_scale(path: Path, decisive: Mapping[str, object], sets: StudySets, sou
             hint="go on with that version, or name another folder with -o",
         )
 
-    # All that differs, of the settings or else of the data.
-    for what, changes in (
-        ("settings", differences(document["settings"], decisive, "in the folder")),
-        ("data", sets.changes(document.get("data"))),
-    ):
-        if changes:
-            hint = f"give the {what} it was begun with, or name another folder with -o"
-            raise OutputError(f"{path.parent} holds a study of other {what}", hint=hint, problems=changes)
+    changes = differences(document["settings"], decisive, "in the folder")
+    if changes:
+        hint = "give those it was begun with, or name another folder with -o"
+        raise OutputError(f"{path.parent} holds a study of other settings or data", hint=hint, problems=changes)
 
-    # Find the scale among those that the settings allow, rather than trust what the file says.
-    scale_in_file = canonical_json(document.get("scale"))
-    for scale in smaller(_asked_scale(sets.request, source)):
-        if canonical_json(asdict(scale)) == scale_in_file:
+    # The scale is one of those that the settings allow: each says by itself what was cut.
+    for scale in smaller(_asked_scale(request, source)):
+        if list(scale.cut) == document.get("cut"):
             return scale
-    raise InputError(f"{path}: its scale is none that these settings lead to", hint="name another folder with -o")
+    raise InputError(f"{path}: what it cut is none of what these settings lead to", hint="name another folder with -o")
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------
@@ -345,46 +339,44 @@ class _Course:
 
     def __init__(self, progress: Progress, seconds: StepSeconds) -> None:
         self._progress = progress
+        self._seconds = seconds
         self._total = sum(seconds.values())
-        self._left = {files: of_step for files, of_step in seconds.items() if not all(map(Path.exists, files))}
+        self._done = {files: float(all(map(Path.exists, files))) for files in seconds}  # the share of each step
         self._shown = 0
         progress.expect(self._total)
         self._show()  # what was done before takes no time
 
-    def move(self, step: Step, share: float) -> None:
-        """Show that this share of a step is done."""
-        self._show(share * self._left.get(step.outputs, 0.0))
+    def move(self, step: Step, share: float = 1.0) -> None:
+        """Show that this share of a step is done, by default all of it."""
+        self._done[step.outputs] = share
+        self._show()
 
-    def _show(self, of_this_step: float = 0.0) -> None:
-        """Show which steps are done, and so many estimated seconds of the one that runs."""
-        done = self._total - sum(self._left.values()) + of_this_step
+    def end(self) -> None:
+        """Show that all is done: what was expected and not needed, too."""
+        self._done = dict.fromkeys(self._seconds, 1.0)
+        self._show()
+
+    def _show(self) -> None:
+        """Move the bar to what is done."""
+        done = sum(of_step * self._done[files] for files, of_step in self._seconds.items())
         percent = int(100 * done / self._total + 1e-6)  # sums of seconds are rounded
         if percent > self._shown:
             self._progress.advance(percent - self._shown)
             self._shown = percent
 
-    def finish(self, step: Step) -> None:
-        """Show that a step is done, or that there is no such step."""
-        self._left.pop(step.outputs, None)
-        self._show()
-
-    def end(self) -> None:
-        """Show that all is done: what was expected and not needed, too."""
-        self._left.clear()
-        self._show()
-
 
 class _StepProgress(Progress):
     """The progress of the long task of a step, which moves the bar of the study."""
 
-    def __init__(self, move: Callable[[float], None], total: int) -> None:
-        self._move = move
+    def __init__(self, course: _Course, step: Step, total: int) -> None:
+        self._course = course
+        self._step = step
         self._total = total
         self._done = 0
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
-        self._move(min(1.0, self._done / max(1, self._total)))
+        self._course.move(self._step, min(1.0, self._done / max(1, self._total)))
 
     def set_total(self, total: int) -> None:
         self._total = total
@@ -396,9 +388,10 @@ class _StepLog(PassedOn):
     Searches and trainings, the tasks that take long, move the bar of the study; other tasks show nothing.
     """
 
-    def __init__(self, log: Log, move: Callable[[float], None]) -> None:
+    def __init__(self, log: Log, course: _Course, step: Step) -> None:
         super().__init__(log)
-        self._move = move
+        self._course = course
+        self._step = step
 
     def info(self, message: str) -> None:
         self._log.detail(message)
@@ -408,39 +401,46 @@ class _StepLog(PassedOn):
         self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
     ) -> Iterator[Progress]:
         if total and unit in ("evaluations", "steps"):
-            yield _StepProgress(self._move, total)
+            yield _StepProgress(self._course, self._step, total)
         else:
             yield Progress()
 
 
-def _run_steps(steps: Sequence[Step], plan: Plan, course: _Course, log: Log) -> None:
-    """Run the commands whose outputs do not exist yet, one after another, and note all of them in ``study.log``.
-
-    After the last command of a row (a model to compare) on the validation data, a line says what it reaches there.
+def _run_step(step: Step, plan: Plan, course: _Course, log: Log) -> bool:
+    """Run the command of a step if its outputs do not exist yet, and note it in ``study.log``; return whether it ran.
 
     Args:
-        steps: the commands.
+        step: the step.
         plan: the plan of the study.
         course: shows how far the study is.
-        log: receives a line for each row that was measured.
+        log: receives the command as a detail.
     """
-    rows = {(plan.calibration_file(row),): row for row in plan.rows}  # by what the last step of a row writes
-    single = plan.rows[0]
-    of_single: Mapping[str, float] = {}  # mean AUROC of the single model by score, computed when first needed
-    for step in steps:
-        line = shlex.join(["hydractl", *step.command.words()])
-        _note(plan.folder / "study.log", line)
-        if step.done:
-            log.detail(f"{line}: done before")
-        else:
-            log.detail(line)
-            step.command.run(_StepLog(log, partial(course.move, step)))
-            if step.outputs in rows:
-                row = rows[step.outputs]
-                of_single = of_single or mean_aurocs(plan, single)
-                of_row = of_single if row is single else mean_aurocs(plan, row)
-                log.info(validated_in_words(row.name, of_row, of_single))
-        course.finish(step)
+    line = shlex.join(["hydractl", *step.command.words()])
+    _note(plan.folder / "study.log", line)
+    runs = not step.done
+    log.detail(line if runs else f"{line}: done before")
+    if runs:
+        step.command.run(_StepLog(log, course, step))
+    course.move(step)
+    return runs
+
+
+def _validated_rows(plan: Plan, course: _Course, log: Log) -> dict[str, MeasuredRow]:
+    """Run the steps up to the choice, and return the rows (models to compare) by name, measured on the validation data.
+
+    After the last command of a row a line says what it reaches there; a row that was done before has none.
+    """
+    rows_by_file = {plan.calibration_file(row): row for row in plan.rows}  # by what the last step of a row writes
+    rows: dict[str, MeasuredRow] = {}
+    for step in plan.steps:
+        ran = _run_step(step, plan, course, log)
+        row = rows_by_file.get(step.outputs[-1])
+        if row is None:
+            continue
+        rows[row.name] = validated(plan, row)
+        if ran:
+            log.info(validated_in_words(row.name, rows))
+    return rows
 
 
 def _note(path: Path, line: str) -> None:
@@ -469,8 +469,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
         course = _Course(progress, seconds)
 
         # Choose on the validation data, and store the choice before any test sample is read.
-        _run_steps(plan.steps, plan, course, log)
-        chosen = choose(plan)
+        chosen = choose(plan, _validated_rows(plan, course, log))
         with Output(folder / "choice.json", force=True) as output:
             write_json(output, chosen.document())
 
@@ -478,16 +477,18 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
         testing_steps = plan.testing_steps(chosen.tested_rows)
         # The bar counted a step for every row; those that do not run are done.
         for step in plan.testing_steps(plan.rows):
-            if step not in testing_steps:
-                course.finish(step)
-        _run_steps(testing_steps, plan, course, log)
+            if step in testing_steps:
+                _run_step(step, plan, course, log)
+            else:
+                course.move(step)
         tested = test_rows(chosen)
 
         # Write the best row as best.st, and measure it.
         used = tested.used
         (row,) = (row for row in plan.rows if row.name == used.row)
         last_steps = plan.last_steps(row, used.score, tested.note, tested.score_of_table(), chosen.tested_rows)
-        _run_steps(last_steps, plan, course, log)
+        for step in last_steps:
+            _run_step(step, plan, course, log)
         course.end()
 
     # Make the answer, with what was stored in the best row.
@@ -509,7 +510,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
-    commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
+    commands = script(steps, folder, Path.cwd())
     with Output(folder / "study.sh", force=True) as output:
         write_bytes(output, commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:
@@ -518,21 +519,8 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     timing = [step.outputs[0] for step in steps if step.command.verb == "bench"]
     if timing:
         # Times are added only for people: study.json can be reproduced.
-        answer = answer.model_copy(update={"latency": _latency(BenchAnswer.read(str(timing[0])))})
+        answer = answer.model_copy(update={"timed": BenchAnswer.read(str(timing[0])).results})
     with Output(folder / "report.html", force=True) as output:
         write_bytes(output, render(table, study=answer))
     names = ("best.st", "report.html", "study.json", "study.sh")
     return Outcome(answer, files=[folder / name for name in names])
-
-
-def _latency(bench: BenchAnswer) -> list[TimeRatio]:
-    """Return the time and the memory of ``best.st`` over those of the single model, by batch size."""
-    of_single = {row.batch_size: row.peak_memory_bytes for row in bench.results if row.model == SINGLE}
-    latency = []
-    for row in bench.results:
-        if row.model == SINGLE:
-            continue
-        memory_ratio = ratio(row.peak_memory_bytes, of_single[row.batch_size])
-        times = TimeRatio(batch_size=row.batch_size, ratio=row.ratio, ratio_ci=row.ratio_ci, memory_ratio=memory_ratio)
-        latency.append(times)
-    return latency

@@ -32,7 +32,8 @@ _MC_PASSES = 10
 """Passes of a row whose samples run several times with other dropout."""
 _COMPARED = 2
 """What the verdict compares takes about as long as so many rows of a table, each on all resamples of the test data."""
-_TIMED_ROUNDS = (5, 45)
+_TIMED_ROUNDS = 45
+"""Resamples that are timed; what is done once is hardly more than one of them."""
 
 
 StepSeconds = Mapping[tuple[Path, ...], float]
@@ -104,9 +105,8 @@ def _passes_of_training(step: Step, sets: StudySets) -> int:
     """
     if sets.train is None or "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
         return 0
-    options = step.command.call(Log()).values
     passes_of_epoch = _TRAINING_PASSES * len(sets.train.dataset) + sets.halves[0]
-    return len(options["lr"]) * options["epochs"] * passes_of_epoch
+    return len(sets.request.lr) * sets.request.epochs * passes_of_epoch
 
 
 def _seconds_of_a_round(sizes: Sequence[int]) -> float:
@@ -116,14 +116,9 @@ def _seconds_of_a_round(sizes: Sequence[int]) -> float:
         samples_of(drawn.normal(size=(2, size, 10)), drawn.integers(0, 10, size), scores=["msp"]) for size in sizes
     )
     by_name = {str(place): samples for place, samples in enumerate(outside)}
-    seconds = []
-    for rounds in _TIMED_ROUNDS:
-        begun = time.process_time()
-        resample(inside, by_name, dict.fromkeys(by_name), rounds=rounds, seed=0)
-        seconds.append(time.process_time() - begun)
-    few, many = seconds
-    fewer_rounds, more_rounds = _TIMED_ROUNDS
-    return max(0.0, many - few) / (more_rounds - fewer_rounds)  # without what is done once
+    begun = time.process_time()
+    resample(inside, by_name, dict.fromkeys(by_name), rounds=_TIMED_ROUNDS)
+    return (time.process_time() - begun) / _TIMED_ROUNDS
 
 
 def _probe_search(step: Step) -> SearchPlan:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from hydractl.evaluation.answer import sentences
+from hydractl.files.bench_answer import BenchRow
 from hydractl.files.model_records import MeasuredThreshold
-from hydractl.files.study_answer import NextCommandRecord, TimeRatio
+from hydractl.files.study_answer import NextCommandRecord
 from hydractl.report.eval_html import render
 from hydractl.report.study_figures import glance, in_brief, legend, own_scores_table, study_table
 from tests.report.examples import (
@@ -203,15 +204,18 @@ def test_the_verdict_ends_with_what_to_do_next(document: dict[str, Any]) -> None
 
 def test_time_memory_and_files_stand_beside_the_cost_where_they_were_measured(document: dict[str, Any]) -> None:
     study = study_of(document, used="hydra")
-    timings = [
-        TimeRatio(batch_size=1, ratio=1.5, ratio_ci=[1.4, 1.6]),
-        TimeRatio(batch_size=8, ratio=1.75, ratio_ci=[1.7, 1.8], memory_ratio=1.25),
+    single = study.rows[0].name
+    timed = [
+        BenchRow.partly(model=single, batch_size=1, peak_memory_bytes=None),
+        BenchRow.partly(model="best", batch_size=1, ratio=1.5, ratio_ci=[1.4, 1.6], peak_memory_bytes=None),
+        BenchRow.partly(model=single, batch_size=8, peak_memory_bytes=4000),
+        BenchRow.partly(model="best", batch_size=8, ratio=1.75, ratio_ci=[1.7, 1.8], peak_memory_bytes=5000),
     ]
     files = {
         "model": study.model.model_copy(update={"bytes": 1500}),
         "use": study.use.model_copy(update={"bytes": 2500}),
     }
-    table = glance(study.model_copy(update={"latency": timings, **files}))
+    table = glance(study.model_copy(update={"timed": timed, **files}))
     assert table is not None
     assert [[cell.text for cell in line] for line in table.rows[-4:]] == [
         ["time ratio, batch 1", "1.00", "1.50", ""],
@@ -264,7 +268,7 @@ def test_results_of_a_study_begin_with_the_model_as_it_is_and_name_the_one_to_us
     heads, now, *lines = cells(page.by_id("results").all("table")[0])
     single = document["models"][0]
     auroc = heads.index("AUROC ↑")
-    assert now[0] == "single, MSP (now)" and now[auroc] == "0.12300.1000–0.1500"
+    assert now[0].startswith("single, MSP (now)") and now[auroc] == "0.12300.1000–0.1500"
     assert lines[0][auroc].startswith(f"{single['ood_avg']['auroc']:.4f}")
     assert heads[-3:] == ["mult-adds ratio", "mult-adds", "parameters"] and now[-3:] == lines[0][-3:]
     assert ["(recommended)" in line[0] for line in lines] == [False, True, False]

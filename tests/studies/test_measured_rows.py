@@ -33,7 +33,7 @@ def test_only_samples_that_were_read_count_and_a_score_on_features_is_the_mean_o
             writer.write(index, READ, logits, {"vim": scores})
 
     row = measure_row(path, None)
-    assert row.members == 2 and row.groups == {"far": "far"}
+    assert row.source.members == 2 and row.groups == {"far": "far"}
     assert np.array_equal(row.inside.labels, labels[READ])
     predicted = np.exp(written[0][0].astype(np.float64))
     predicted = (predicted / predicted.sum(axis=-1, keepdims=True)).mean(axis=0).argmax(axis=-1)

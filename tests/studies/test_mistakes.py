@@ -27,11 +27,11 @@ def measured(seed: int, strength: float, labelled: bool = True, accuracy: float 
         logits, labels if labelled else None, scores=["msp", "energy", "mi", "vilu"], fitted_scores=fitted
     )
     anything: Any = None
-    return MeasuredRow(anything, None, 1, None, None, inside, {}, {})
+    return MeasuredRow(anything, None, inside, {}, {}, rounds=200)
 
 
 def found(validation: MeasuredRow, test: MeasuredRow) -> MistakesRecord:
-    mistakes = mistakes_of("whole@2", validation, test, rounds=200, seed=0)
+    mistakes = mistakes_of("whole@2", validation, test)
     assert mistakes is not None
     return mistakes
 
@@ -64,7 +64,7 @@ def test_where_there_are_no_mistakes_or_no_labels() -> None:
     assert none_there.score == "msp" and "the validation data do not have both" in sentence_on_mistakes(none_there)
     none_here = found(measured(0, 4.0), measured(1, 4.0, accuracy=1.0))
     assert none_here.score == "msp" and "the test data do not have both" in sentence_on_mistakes(none_here)
-    assert mistakes_of("single", measured(0, 4.0), measured(1, 4.0, False), 200, 0) is None
+    assert mistakes_of("single", measured(0, 4.0), measured(1, 4.0, False)) is None
 
 
 @pytest.mark.parametrize("ci", [None, (-0.01, 0.2), (0.0, 0.2), (1e-9, 0.2)])

@@ -552,9 +552,9 @@ def test_other_settings_and_other_folders_are_refused(copy: Path, capsys: pytest
     assert study(**{"--max-drop": "0.5"}) == 5
     assert "max_drop: 0.01 in the folder, 0.5 now" in capsys.readouterr().err
     plan = read_json(copy / "runs/plan.json")
-    for scale in ({"rows": ["deep"], "approx": None, "samples": None, "cut": []}, {}, None):
-        (copy / "runs/plan.json").write_text(json.dumps({**plan, "scale": scale}))
-        assert study() == 3 and "its scale is none that" in capsys.readouterr().err
+    for cut in (["the rows whole-avg are left out"], {}, None):
+        (copy / "runs/plan.json").write_text(json.dumps({**plan, "cut": cut}))
+        assert study() == 3 and "what it cut is none of what these settings lead to" in capsys.readouterr().err
     (copy / "runs/plan.json").write_text(json.dumps({**plan, "schema": "hydractl.study-plan/2"}))
     assert study() == 3
     assert (
@@ -582,7 +582,7 @@ def test_a_study_is_not_continued_with_other_data(copy: Path, capsys: pytest.Cap
     np.savez("test.npz", x=data["x"][:, ::-1], y=data["y"])
     assert study() == 5  # its verdict is there
     out, error = capsys.readouterr()
-    assert "runs holds a study of other data" in error and "--test: other samples or labels" in error
+    assert "runs holds a study of other settings or data" in error and "samples of --test: '" in error
     assert out == "" and contents(copy) == before
     np.savez("test.npz", x=data["x"], y=data["y"])
     seen = np.load("seen.npz")
@@ -590,7 +590,7 @@ def test_a_study_is_not_continued_with_other_data(copy: Path, capsys: pytest.Cap
     for name in ("study.json", "choice.json"):
         (copy / "runs" / name).unlink()
     assert study() == 5
-    assert "--ood-val: other samples or labels" in capsys.readouterr().err
+    assert "samples of --ood-val: '" in capsys.readouterr().err
 
 
 def stack(*names: str) -> dict[str, np.ndarray]:
@@ -704,7 +704,7 @@ def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monk
     (copy / "runs/.plan.json.hydractl-tmp").touch()
     monkeypatch.undo()
     monkeypatch.chdir(copy)
-    monkeypatch.setattr("hydractl.verbs.study._run_steps", stop)
+    monkeypatch.setattr("hydractl.verbs.study._run_step", stop)
     assert study() == 130 and (copy / "runs/plan.json").exists()
 
 
@@ -805,24 +805,25 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
 
 def test_an_estimate_counts_every_learning_rate(copy: Path) -> None:
     def passes(rates: list[float]) -> int:
-        options = {"epochs": 2, "lr": rates, "train": "train.npz", "val": "val.npz"}
-        step = Step(Command("finetune", ("vit.st",), options), ())
+        step = Step(Command("finetune", ("vit.st",), {"epochs": 2}), ())
         train, val = (GivenSet("", open_data(DataSpec.of_option("", name))) for name in ("train.npz", "val.npz"))
-        request = SimpleNamespace(choosing_sets=list, limit=None)
+        request = SimpleNamespace(choosing_sets=list, limit=None, epochs=2, lr=rates)
         return _passes_of_training(step, StudySets(request, val, val, train))  # type: ignore[arg-type]
 
     assert passes([0.1, 0.01, 0.001]) == 3 * passes([0.1]) > 0
 
 
 @pytest.mark.release
-def test_the_script_makes_the_same_bytes_elsewhere(copy: Path, with_hydractl: dict[str, str]) -> None:
+def test_the_script_makes_the_same_bytes_again(copy: Path, with_hydractl: dict[str, str]) -> None:
     environment: dict[str, Any] = {**os.environ, **with_hydractl}
+    assert study() == 0  # which writes the script that begins in this folder
+    before, again = copy / "before", copy / "runs"
+    again.rename(before)
     (copy / "elsewhere").mkdir()
-    subprocess.run(["sh", "../runs/study.sh", "again"], cwd=copy / "elsewhere", env=environment, check=True)
-    again = copy / "elsewhere/again"
+    subprocess.run(["sh", "../before/study.sh"], cwd=copy / "elsewhere", env=environment, check=True)
     names = [path.relative_to(again) for path in again.rglob("*.st")]
     assert Path("best.st") in names and Path("circuits.st") in names
-    assert all((again / name).read_bytes() == (copy / "runs" / name).read_bytes() for name in names)
+    assert all((again / name).read_bytes() == (before / name).read_bytes() for name in names)
 
 
 @pytest.mark.release
@@ -842,7 +843,7 @@ def only_planned(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     shutil.rmtree(folder / "runs")
     with monkeypatch.context() as patch:
-        patch.setattr("hydractl.verbs.study._run_steps", stop)
+        patch.setattr("hydractl.verbs.study._run_step", stop)
         assert study() == 130
     Path("runs/steps").mkdir()
     capsys.readouterr()
