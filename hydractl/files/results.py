@@ -17,7 +17,7 @@ This module imports pydantic, which is slow; no module that help texts need may 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast, get_args
@@ -305,67 +305,17 @@ def value_at(document: Mapping[str, object], key: str) -> object:
 
 # --- problems ---------------------------------------------------------------------------------------------------------
 
-_NEEDED = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "finite_number": "a number",
-    "float_type": "a number",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a count",
-    "int_type": "a count",
-    "is_instance_of": "a list",
-    "less_than_equal": "a count of at most {le}",
-    "literal_error": "{expected}",
-    "model_type": "an object",
-    "sequence_str": "a list",
-    "string_type": "a text",
-    "too_long": "a list of {max_length} at most",
-    "too_short": "a list of {min_length} or more",
-    "tuple_type": "a list",
-}
-"""Words for what is needed, by pydantic's type of an error."""
-
 
 def _problem_line(problem: ErrorDetails) -> str:
-    """Return a problem that pydantic found as one line: where it is, what is there, and what is needed."""
-    kind = problem["type"]  # e.g. "missing" or "float_type"
-    keys = problem["loc"]  # the way to the value: names of fields, and indices of lists
-    value = problem["input"]  # what is there; the whole object if a field is missing
-    context = problem.get("ctx", {})
-    path_of_value = _place_words(keys)
+    """Return a problem that pydantic found as one line: where it is, what is there, and what should be.
 
-    # Case 1: one of our own validators has raised its message.
-    if kind == "value_error":
-        if keys:
-            return f"{path_of_value} {context['error']}"
-        return str(context["error"])
-
-    # Case 2: something is missing. A field that is null counts as missing; a null entry of a list does not.
-    is_null_field = value is None and keys and isinstance(keys[-1], str)
-    if kind == "missing" or is_null_field:
-        outer = _place_words(keys[:-1])
-        key = _place_words(keys[-1:])
-        return f"{outer} has no {key}"
-
-    # Case 3: an entry of a list is null.
-    if value is None:
-        return f"{path_of_value} is null"
-
-    # Case 4: the value has another type, or is out of range.
-    wanted = _NEEDED[kind].format(**context) if kind in _NEEDED else f"what it should be: {problem['msg']}"
-    return f"{path_of_value} is {shown(value)}, not {wanted}"
-
-
-def _place_words(keys: Iterable[str | int]) -> str:
-    """Return the path of a value in a document, e.g. ``models[0].id.n``; ``it`` for the whole document.
-
-    Control characters in keys, which may come from an untrusted file, are escaped.
+    E.g. ``models[0].id.n is 0.5: Input should be a valid integer``, or ``models[0].name is missing``. Control
+    characters in keys, which may come from an untrusted file, are escaped.
     """
-    place = ""
-    for key in keys:
-        if isinstance(key, int):
-            place += f"[{key}]"
-        else:
-            escaped = repr(key)[1:-1]  # without the quotes
-            place += f".{escaped}"
-    return place.removeprefix(".") or "it"
+    way = [f"[{key}]" if isinstance(key, int) else f".{repr(key)[1:-1]}" for key in problem["loc"]]
+    place = "".join(way).removeprefix(".") or "it"
+    if problem["type"] == "missing":
+        return f"{place} is missing"
+    if problem["type"] == "value_error":  # one of our own validators has raised its message
+        return f"{place} {problem['ctx']['error']}" if way else str(problem["ctx"]["error"])
+    return f"{place} is {shown(problem['input'])}: {problem['msg']}"

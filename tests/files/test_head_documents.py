@@ -79,6 +79,11 @@ def problems_of(read: Any, document: Any, **more: Any) -> list[str]:
     return caught.problems
 
 
+def places_of(read: Any, document: Any) -> list[str]:
+    """Where each problem is and what is there, without what the library says should be there."""
+    return [problem.partition(": Input should ")[0] for problem in problems_of(read, document)]
+
+
 def test_a_mask_comes_back_from_its_json() -> None:
     some = mask((0, 2), (), (3,))
     document = some.to_json("vit", {"seed": 1})
@@ -110,14 +115,14 @@ def test_a_mask_of_another_model_is_refused_with_both_shapes() -> None:
 @pytest.mark.fault(21)
 def test_every_problem_of_a_mask_is_listed() -> None:
     document = mask_document(a={"heads": 3, "kept": [0, 0, -1, 3, 1.0, True, "2", None, [1]]}, b={"heads": 2})
-    assert problems_of(mask_from_json, document) == [
-        f"sites.{A}.kept[2] is -1, not a count",
-        f"sites.{A}.kept[4] is 1.0, not a count",
-        f"sites.{A}.kept[5] is True, not a count",
-        f"sites.{A}.kept[6] is '2', not a count",
-        f"sites.{A}.kept[7] is null",
-        f"sites.{A}.kept[8] is [1], not a count",
-        f"sites.{B} has no kept",
+    assert places_of(mask_from_json, document) == [
+        f"sites.{A}.kept[2] is -1",
+        f"sites.{A}.kept[4] is 1.0",
+        f"sites.{A}.kept[5] is True",
+        f"sites.{A}.kept[6] is '2'",
+        f"sites.{A}.kept[7] is None",
+        f"sites.{A}.kept[8] is [1]",
+        f"sites.{B}.kept is missing",
     ]
     for kept, problem in (([0, 0], "names a head twice"), ([3], "names a head that is not there: the site has 3")):
         assert problems_of(mask_from_json, mask_document(a={"heads": 3, "kept": kept})) == [f"sites.{A}.kept {problem}"]
@@ -139,24 +144,24 @@ def test_every_problem_of_a_mask_is_listed() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "problem"),
-    [(None, "sites has no blocks.1.attn"), ({}, " has no kept"), ({"kept": {"0": 1}}, ".kept is {'0': 1}, not a list")],
+    [(None, "attn is None: Input should"), ({}, ".kept is missing"), ({"kept": {"0": 1}}, ".kept is {'0': 1}: Input")],
 )
 def test_a_site_without_a_list_of_heads(entry: Any, problem: str) -> None:
     [found] = problems_of(mask_from_json, mask_document(b=entry))
-    assert found.endswith(problem)
+    assert problem in found
 
 
 @pytest.mark.fault(20, 43)
 @pytest.mark.parametrize("heads", [-2, 2.0, True, "2", [2], pytest.param(10**4000, id="huge")])
 def test_a_number_of_heads_that_is_none(heads: Any) -> None:
     [problem] = problems_of(mask_from_json, mask_document(b={"heads": heads, "kept": []}))
-    assert problem.startswith(f"sites.{B}.heads is {shown(heads)}, not a count")
+    assert problem.startswith(f"sites.{B}.heads is {shown(heads)}: Input should be ")
 
 
 @pytest.mark.parametrize("sites", [None, []])
 def test_sites_that_are_no_object(sites: Any) -> None:
     document = {"schema": "hydractl.mask/1", "sites": sites}
-    expected = ["it has no sites" if sites is None else "sites is [], not an object"]
+    expected = [f"sites is {sites}: Input should be a valid dictionary"]
     assert problems_of(mask_from_json, document) == expected
     assert problems_of(scores_from_json, {**document, "schema": "hydractl.scores/1"}) == expected
 
@@ -206,14 +211,14 @@ def test_scores_stand_in_model_order_and_are_floats() -> None:
 @pytest.mark.fault(21)
 def test_every_problem_of_scores_is_listed() -> None:
     document = scores_document(a=[math.nan, math.inf, "1"], c=[True, [], 10**400, {"x": 1}])
-    assert problems_of(scores_from_json, document) == [
-        f"sites.{A}[0] is nan, not a number",
-        f"sites.{A}[1] is inf, not a number",
-        f"sites.{A}[2] is '1', not a number",
-        f"sites.{C}[0] is True, not a number",
-        f"sites.{C}[1] is [], not a number",
-        f"sites.{C}[2] is {'1' + '0' * 56}..., not a number",
-        f"sites.{C}[3] is {{'x': 1}}, not a number",
+    assert places_of(scores_from_json, document) == [
+        f"sites.{A}[0] is nan",
+        f"sites.{A}[1] is inf",
+        f"sites.{A}[2] is '1'",
+        f"sites.{C}[0] is True",
+        f"sites.{C}[1] is []",
+        f"sites.{C}[2] is {'1' + '0' * 56}...",
+        f"sites.{C}[3] is {{'x': 1}}",
     ]
     document = scores_document(b=[1, 2, 3])
     document["sites"]["norm"] = [1]
@@ -284,15 +289,15 @@ def test_every_problem_of_a_ranking_is_listed() -> None:
         f"step 4: head 0 of {A} is removed twice",
     ]
     steps = [(A, 0), (A, -1), (A, True), (A, "0"), (A, 1.0), ([A], 0), ({}, 1), None, [A, 0]]
-    assert problems_of(ranking_from_json, circuit(*steps)) == [
-        "removed[1].head is -1, not a count",
-        "removed[2].head is True, not a count",
-        "removed[3].head is '0', not a count",
-        "removed[4].head is 1.0, not a count",
-        f"removed[5].site is ['{A}'], not a text",
-        "removed[6].site is {}, not a text",
-        "removed[7] is null",
-        f"removed[8] is ['{A}', 0], not an object",
+    assert places_of(ranking_from_json, circuit(*steps)) == [
+        "removed[1].head is -1",
+        "removed[2].head is True",
+        "removed[3].head is '0'",
+        "removed[4].head is 1.0",
+        f"removed[5].site is ['{A}']",
+        "removed[6].site is {}",
+        "removed[7] is None",
+        f"removed[8] is ['{A}', 0]",
     ]
 
 

@@ -229,8 +229,8 @@ def test_refusals(arguments: list[str], said: str, code: int, clip: str, capsys:
     ("model", "prompt", "said"),
     [
         ("CLIP", ["a photo"], "no place for the class name"),
-        ("CLIP", [], "prompt is [], not a list of 1 or more"),
-        ("CLIP", "a {label}", "prompt is 'a {label}', not a list"),
+        ("CLIP", [], "prompt is []: "),
+        ("CLIP", "a {label}", "prompt is 'a {label}': "),
         ("VIT", ["a {label}"], "classifier of their own"),
     ],
 )

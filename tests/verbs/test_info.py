@@ -105,12 +105,12 @@ def test_members_of_a_fused_file_and_a_mask_beside_it(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
-        ({"heads": 10**12, "kept": [0]}, "heads is 1000000000000, not a count of at most 4096"),
-        ({"heads": "4", "kept": [0]}, "heads is '4', not a count"),
+        ({"heads": 10**12, "kept": [0]}, "heads is 1000000000000: Input should be less than or equal to 4096"),
+        ({"heads": "4", "kept": [0]}, "heads is '4': Input should be a valid integer"),
         ({"heads": 4, "kept": [0, 0]}, "kept names a head twice"),
         ({"heads": 4, "kept": [4]}, "kept names a head that is not there: the site has 4"),
-        ({"heads": 4, "kept": [[]]}, "kept[0] is [], not a count"),
-        ({"heads": 4}, "has no kept"),
+        ({"heads": 4, "kept": [[]]}, "kept[0] is []: Input should be a valid integer"),
+        ({"heads": 4}, "kept is missing"),
     ],
 )
 def test_a_broken_mask_is_refused(entry: Any, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
