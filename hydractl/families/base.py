@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
-from hydractl.families.config_json import LibraryConfig, Preprocessing, numbers_in, text_in
+from hydractl.families.config_json import LibraryConfig, Preprocessing
 from hydractl.families.pixels import input_size, random_pixels
-from hydractl.families.prompts import scaled_cosines
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import COMMON, HeadWeights
@@ -150,13 +149,12 @@ class ImageFormat:
         The interpolation ``random``, which libraries use in training, becomes ``bilinear``.
         """
         channels, height, width = size
-        origin = "the preprocessing"
-        interpolation = text_in(preprocess, "interpolation", origin)
+        settings: Any = preprocess  # which the transform of the library has taken
         return cls(
             size=(channels, height, width),
-            mean=tuple(numbers_in(preprocess, "mean", origin)),
-            std=tuple(numbers_in(preprocess, "std", origin)),
-            interpolation=interpolation.replace("random", "bilinear"),
+            mean=tuple(settings["mean"]),
+            std=tuple(settings["std"]),
+            interpolation=settings["interpolation"].replace("random", "bilinear"),
         )
 
 
@@ -575,12 +573,15 @@ class ModelFamily(ABC):
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
         """Compute logits ``[B, classes]`` from the outputs of all towers of one ensemble member.
 
-        Those of two towers, images ``[B, D]`` and classes, are compared, and scaled and shifted as the model says.
+        Those of two towers are normalised features of images, ``[B, D]``, and of classes, ``[classes, D]``: the logits
+        are their cosines times the scale, of which the model has the logarithm, and plus the bias of a SigLIP.
         """
         if len(outputs) == 1:
             return outputs[0]
         images, classes = outputs
-        return scaled_cosines(model, images, classes)
+        logits = model.logit_scale.exp() * images @ classes.T
+        bias = getattr(model, "logit_bias", None)
+        return logits if bias is None else logits + bias
 
     def sample_features(self, model: Any, inputs: Any) -> Tensor:
         """Compute normalised features ``[B, D]`` of samples by the library's own forward, for a model of two towers."""

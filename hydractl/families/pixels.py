@@ -10,6 +10,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from hydractl.errors import InputError
 from hydractl.families.config_json import Preprocessing, are_whole_numbers
+from hydractl.families.reading import refused_as
 from hydractl.jsonio import shown
 
 if TYPE_CHECKING:
@@ -195,13 +196,26 @@ def grey_or_rgb(image: Image.Image) -> Image.Image:
     return in_mode(image, "L" if image.mode in _GREY else "RGB")
 
 
-def stacked(transform: Callable[[Image.Image], Tensor], mode: str | None) -> Callable[[list[Any]], Tensor]:
+def stacked(
+    make: Callable[[], Callable[[Image.Image], Tensor]], mode: str | None, size: Sequence[int], problem: str
+) -> Callable[[list[Any]], Tensor]:
     """Return a function that transforms a list of images and stacks the results to ``[B, C, H, W]``.
 
     Args:
-        transform: the library's transform, from one image to pixels ``[C, H, W]``.
+        make: returns the library's transform, from one image to pixels ``[C, H, W]``.
         mode: ``L`` or ``RGB``, to which images are converted before it; None if the transform converts them itself.
+        size: the shape of the pixels, ``[C, H, W]``.
+        problem: the start of the message of an error.
+
+    Raises:
+        InputError: the library cannot make the transform, or its results have another shape.
     """
+    # Libraries check some settings only when an image is transformed.
+    with refused_as(problem):
+        transform = make()
+        shape = list(transform(Image.new(mode or "RGB", (8, 8))).shape)
+    if shape != list(size):
+        raise InputError(f"{problem}: they are {shape}, the checkpoint says {list(size)}")
 
     def collate(samples: list[Any]) -> Tensor:
         """Return the transformed pixels of a batch of images, ``[B, C, H, W]``."""

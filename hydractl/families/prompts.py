@@ -1,15 +1,16 @@
-"""Shared code of models that compare images with texts: prompts for class names, and logits from features."""
+"""Shared code of models that compare images with texts: prompts for class names, and their features."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from hydractl.errors import UsageError
+from hydractl.families.base import State
 
 _PLACE = re.compile(r"\{label\}|\{\}")
 
@@ -50,30 +51,49 @@ def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[st
     return texts
 
 
-def mean_features(features: Tensor, prompts: int) -> Tensor:
-    """Return one feature vector of length 1 for each class, ``[classes, D]``, from the features of its prompts.
+@dataclass(frozen=True)
+class PromptReadout:
+    """The end of a text tower: one token of each prompt is normalised, and projected to a feature.
 
-    The features of the prompts are normalised, averaged and normalised again.
+    The context of the state has ``ids``, the token ids ``[classes, prompts, T]``. With the entry ``read``, the token
+    that is used is the only one left in the state.
 
-    Args:
-        features: features of all prompts, class by class, ``[classes * prompts, D]``.
-        prompts: number of prompts of each class.
+    Attributes:
+        positions: computes the position of that token, ``[N, 1]``, from the token ids of N texts, ``[N, T]``.
+        norm: the last norm.
+        project: the last layer, from ``[N, d_model]`` to features ``[N, D]``.
     """
-    normalised = F.normalize(features, dim=-1)
-    by_class = normalised.unflatten(0, (-1, prompts))  # [classes, prompts, D]
-    means = by_class.mean(dim=1)
-    lengths = means.norm(dim=1, keepdim=True)
-    return means / lengths
 
+    positions: Callable[[Tensor], Tensor]
+    norm: Callable[[Tensor], Tensor]
+    project: Callable[[Tensor], Tensor]
 
-def scaled_cosines(model: Any, images: Tensor, classes: Tensor) -> Tensor:
-    """Return the logits ``[B, classes]``: cosines of images and classes, scaled (and shifted) by the model.
+    def reads(self, state: State) -> Tensor:
+        """Return the position of the token that is used of each prompt, ``[classes * prompts, 1]``."""
+        ids = state.context["ids"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
+        return self.positions(ids)
 
-    Args:
-        model: the library's model with ``logit_scale`` (a logarithm) and, for SigLIP, ``logit_bias``.
-        images: normalised features ``[B, D]``.
-        classes: normalised features ``[classes, D]``.
-    """
-    logits = model.logit_scale.exp() * images @ classes.T
-    bias = getattr(model, "logit_bias", None)
-    return logits if bias is None else logits + bias
+    def _pooled(self, state: State) -> Tensor:
+        """Return the normalised token of each prompt, ``[classes * prompts, d_model]``."""
+        hidden = state.hidden  # [classes * prompts, T, d_model]
+        if "read" not in state.context:
+            positions = self.reads(state)
+            hidden = hidden.take_along_dim(positions[..., None], dim=1)  # [classes * prompts, 1, d_model]
+        return self.norm(hidden[:, 0])
+
+    def inputs(self, state: State) -> Tensor:
+        """Return the inputs of the last layer, ``[classes, prompts, d_model]``; see :class:`Projection`."""
+        _, prompts, _ = state.context["ids"].shape
+        return self._pooled(state).unflatten(0, (-1, prompts))
+
+    def features(self, state: State) -> Tensor:
+        """Return one feature vector of length 1 for each class, ``[classes, D]``, from the features of its prompts.
+
+        The features of the prompts are normalised, averaged and normalised again.
+        """
+        _, prompts, _ = state.context["ids"].shape
+        features = self.project(self._pooled(state))  # [classes * prompts, D]
+        by_class = F.normalize(features, dim=-1).unflatten(0, (-1, prompts))  # [classes, prompts, D]
+        means = by_class.mean(dim=1)
+        lengths = means.norm(dim=1, keepdim=True)
+        return means / lengths

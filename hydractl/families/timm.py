@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
@@ -366,8 +365,7 @@ class TimmViT(ModelFamily):
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
         """Return timm's own transform for evaluation, from PIL images to ``[B, C, H, W]``."""
-        channels, height, width = input_size(preprocess)
-        mode = mode_of(channels)
+        size = input_size(preprocess)
         # timm expects tuples, but the preprocessing comes from JSON, which has only lists.
         settings = {}
         for key, value in preprocess.items():
@@ -376,11 +374,8 @@ class TimmViT(ModelFamily):
         unknown = sorted(settings.keys() - set(_PREPROCESS))
         if unknown:
             raise InputError(f"{problem}: unknown are {', '.join(map(shown, unknown))}")
-        with refused_as(problem):
-            transform = timm.data.create_transform(**settings, is_training=False)
-            # Transform a blank image, because timm checks some settings only then.
-            transform(Image.new(mode, (width, height)))
-        return stacked(transform, mode)
+        transform = partial(timm.data.create_transform, **settings, is_training=False)
+        return stacked(transform, mode_of(size[0]), size, problem)
 
     # --- training -----------------------------------------------------------------------------------------------------
 

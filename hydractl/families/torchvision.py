@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from hydractl.families.base import (
     for_each,
     normed_input,
 )
-from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, is_whole_number
+from hydractl.families.config_json import LibraryConfig, Preprocessing, is_whole_number
 from hydractl.families.meta_device import on_meta_device
 from hydractl.families.pixels import input_size, stacked
 from hydractl.families.reading import cached_by_config, published_weights, read_config, refused_as, write_config
@@ -42,55 +41,17 @@ from torchvision.models.vision_transformer import VisionTransformer  # noqa: E40
 from torchvision.transforms._presets import ImageClassification, InterpolationMode  # noqa: E402
 
 _NAMES = ("vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14")
-_LARGEST_SIZE = 1 << 20
 _MOST_LAYERS = 1000
 _CONFIG = "torchvision.json"
 _WEIGHTS = "model.safetensors"
 _BLOCK = r"encoder\.layers\.encoder_layer_\d+\."
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The sizes of a model, with the argument names of torchvision's ``VisionTransformer``."""
-
-    image_size: int
-    patch_size: int
-    num_layers: int
-    num_heads: int
-    hidden_dim: int
-    mlp_dim: int
-    num_classes: int
-
-    @classmethod
-    def of_config(cls, config: LibraryConfig) -> _Sizes:
-        """Return the checked sizes in a configuration, which comes from a file and may hold anything.
-
-        Raises:
-            InputError: if a size is missing or is not a positive whole number (the problems name all such sizes), if
-                the width is not a multiple of the number of heads, or if there are too many layers.
-        """
-        # Every size must be a whole number in range.
-        valid_sizes: dict[str, int] = {}
-        wrong_names = []
-        for name in _SIZE_NAMES:
-            size = config.get(name)
-            if is_whole_number(size, 1, _LARGEST_SIZE):
-                valid_sizes[name] = size
-            else:
-                wrong_names.append(name)
-        problem = "this is no configuration of torchvision's VisionTransformer"
-        if wrong_names:
-            raise InputError(problem, problems=wrong_names)
-
-        # The sizes must fit each other.
-        sizes = cls(**valid_sizes)
-        heads_fill_width = sizes.hidden_dim % sizes.num_heads == 0
-        if not heads_fill_width or sizes.num_layers > _MOST_LAYERS:
-            raise InputError(problem)
-        return sizes
-
-
-_SIZE_NAMES = tuple(field.name for field in fields(_Sizes))
+_SIZES = (
+    *("image_size", "patch_size", "num_layers", "num_heads", "hidden_dim", "mlp_dim", "num_classes"),
+    "representation_size",
+)
+"""The sizes of a model, by the names that the arguments of torchvision's ``VisionTransformer`` have."""
 
 
 class TorchvisionViT(ModelFamily):
@@ -120,7 +81,6 @@ class TorchvisionViT(ModelFamily):
         config = read_config(folder / _CONFIG)
         if config is None:
             return None
-        _meta_model(config)  # raises an error if the configuration is wrong
         return LoadedModel(
             arch="VisionTransformer",
             config=config,
@@ -154,7 +114,7 @@ class TorchvisionViT(ModelFamily):
             )
 
         # All other options are sizes.
-        unknown_options = sorted(sizes.keys() - {*_SIZE_NAMES, "representation_size"})
+        unknown_options = sorted(sizes.keys() - set(_SIZES))
         if unknown_options:
             raise UsageError(f"torchvision:{name} takes no option {', '.join(unknown_options)}")
 
@@ -172,12 +132,12 @@ class TorchvisionViT(ModelFamily):
             "num_heads": model.encoder.layers[0].num_heads,
             **sizes,
         }
-        _meta_model(config)  # raises an error if the sizes do not fit each other
+        preprocess = _usual_preprocess(config)
         return LoadedModel(
             arch=name,
             config=config,
             tensors=DictTensors(self.initial(config, seed)),
-            preprocess=_usual_preprocess(config),
+            preprocess=preprocess,
             labels=None,
         )
 
@@ -225,15 +185,16 @@ class TorchvisionViT(ModelFamily):
 
     def sites(self, config: LibraryConfig) -> list[Site]:
         """Return one site for each block: ``encoder.layers.encoder_layer_0.self_attention`` and so on."""
-        sizes = _Sizes.of_config(config)
-        site_of = partial(
-            Site, heads=sizes.num_heads, head_dim=sizes.hidden_dim // sizes.num_heads, d_model=sizes.hidden_dim
-        )
-        return [site_of(f"{_block_path(index)}.self_attention") for index in range(sizes.num_layers)]
+        sites = []
+        for index, block in enumerate(_meta_model(config).encoder.layers):
+            attention = block.self_attention
+            path = f"{_block_path(index)}.self_attention"
+            sites.append(Site(path, attention.num_heads, attention.head_dim, attention.embed_dim))
+        return sites
 
     def classes(self, config: LibraryConfig) -> int:
         """Return the number of classes of the classifier."""
-        return _Sizes.of_config(config).num_classes
+        return int(_meta_model(config).num_classes)
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rate of the attention weights, and 0: the library's block itself drops the output."""
@@ -282,21 +243,26 @@ class TorchvisionViT(ModelFamily):
 
     def collate(self, preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
         """Return torchvision's own transform for evaluation, from PIL images to ``[B, 3, H, W]``."""
-        with refused_as(f"torchvision cannot preprocess images with {shown(dict(preprocess), 200)}"):
-            _, height, _ = input_size(preprocess)
-            transform = ImageClassification(
-                crop_size=height,
+        size = input_size(preprocess)
+
+        def transform() -> ImageClassification:
+            return ImageClassification(
+                crop_size=size[1],
                 resize_size=preprocess["resize_size"],
                 mean=preprocess["mean"],
                 std=preprocess["std"],
                 interpolation=InterpolationMode(preprocess["interpolation"]),
             )
-        return stacked(transform, "RGB")
+
+        return stacked(
+            transform, "RGB", size, f"torchvision cannot preprocess images with {shown(dict(preprocess), 200)}"
+        )
 
     def image_format(self, preprocess: Preprocessing) -> ImageFormat:
         """Return the image format that the settings of torchvision's transform describe."""
         image_format = ImageFormat.of_preprocessing(input_size(preprocess), preprocess)
-        return image_format.resized("shorter", integer_in(preprocess, "resize_size", "the preprocessing"))
+        settings: Any = preprocess
+        return image_format.resized("shorter", settings["resize_size"])
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -322,18 +288,19 @@ def _run_block(block: nn.Module, state: State) -> State:
 
 @cached_by_config
 def _meta_model(config: LibraryConfig) -> Any:
-    """Build a model on the meta device from its configuration, after checking the sizes.
+    """Build a model on the meta device from its configuration, which comes from a file and may hold anything.
 
     The result is cached, so copy it before changing it.
     """
-    _Sizes.of_config(config)
+    if not is_whole_number(config.get("num_layers"), 1, _MOST_LAYERS):
+        raise InputError(f"torchvision's VisionTransformer cannot have {shown(config.get('num_layers'))} layers")
     with refused_as("torchvision cannot build its VisionTransformer"), on_meta_device():
         return VisionTransformer(**config).eval()
 
 
 def _usual_preprocess(config: LibraryConfig) -> Preprocessing:
     """Return the preprocessing of torchvision's weights: resize to 256 and cut out 224 pixels, or in proportion."""
-    size = _Sizes.of_config(config).image_size
+    size = _meta_model(config).image_size
     preset = ImageClassification(crop_size=size)
     return {
         "input_size": [3, size, size],

@@ -10,11 +10,11 @@ from tests.pico import same_tensors
 
 
 def test_what_is_written_is_what_was_read() -> None:
-    """Gated, and with fewer heads of keys and values than of queries."""
+    """With fewer heads of keys and values than of queries, and a bias of values alone."""
     site = Site("blocks.0.attn", heads=4, head_dim=3, d_model=12)
-    layout = AttentionLayout(("a.q", "a.k", "a.v"), "o", gate="g")
+    layout = AttentionLayout(("a.q", "a.k", "a.v"), "o")
     shapes = {"a.q.weight": (12, 12), "a.k.weight": (6, 12), "a.v.weight": (6, 12), "a.v.bias": (6,)}
-    shapes |= {"g.weight": (12, 12), "g.bias": (12,), "o.weight": (12, 12), "o.bias": (12,)}
+    shapes |= {"o.weight": (12, 12), "o.bias": (12,)}
     tensors = {f"{site.path}.{name}": torch.randn(shape) for name, shape in shapes.items()}
     written: dict[str, torch.Tensor] = {}
     layout.write(written, site, layout.read(tensors, site))

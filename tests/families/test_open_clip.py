@@ -201,24 +201,22 @@ def test_collate_is_the_librarys_own_transform(settings: dict[str, Any], tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "text"}, "it is not of images but of 'text'"),
-        ({"size": [16, 1 << 20]}, "its size is [16, 1048576], not [height, width]"),
-        ({"mode": "L"}, "its mode is 'L', not one of RGB"),
-        ({"std": [0.5, 0.5, 0]}, "its std is [0.5, 0.5, 0], which cannot be divided by"),
-        ({"std": [0.5, float("nan"), 1]}, "its std is [0.5, nan, 1], not three numbers"),
-        ({"interpolation": "nearest"}, "its interpolation is 'nearest', not one of bicubic, bilinear, random"),
-        ({"resize_mode": ["squash"]}, "its resize_mode is ['squash'], not one of shortest, longest, squash"),
-        ({"fill_color": 256}, "its fill_color is 256, not 0 to 255"),
-        ({"fill_color": None, "size": None}, "its size is None, not [height, width]"),
+        ({"kind": "text"}, "kind is 'text', not 'image'"),
+        ({"size": [16, 1 << 20]}, "size[1] is 1048576, not a count of at most 16383"),
+        ({"mode": "L"}, "mode is 'L', not 'RGB'"),
+        ({"std": [0.5, 0.5, 0]}, "std[2] is 0, not a number above 0.0"),
+        ({"std": [0.5, float("nan"), 1]}, "std[1] is nan, not a number"),
+        ({"interpolation": "nearest"}, "interpolation is 'nearest', not 'bicubic', 'bilinear' or 'random'"),
+        ({"resize_mode": ["squash"]}, "resize_mode is ['squash'], not 'shortest', 'longest' or 'squash'"),
+        ({"fill_color": 256}, "fill_color is 256, not a count of at most 255"),
+        ({"fill_color": None, "size": None}, "it has no size"),
     ],
 )
 def test_preprocessing_that_the_library_does_not_take_is_refused(changes: dict[str, Any], message: str) -> None:
     preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
     caught = refused(InputError, FAMILY.collate, {**preprocess, **changes})
-    assert caught.message == f"open_clip cannot preprocess images so: {message}"
-    assert len(caught.problems) == max(1, len(changes))
-    with pytest.raises(InputError, match="it lacks resize_mode"):
-        FAMILY.collate({key: value for key, value in preprocess.items() if key != "resize_mode"})
+    assert caught.message == "open_clip cannot preprocess images so" and caught.problems[0] == message
+    assert len(caught.problems) == len(changes)
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------

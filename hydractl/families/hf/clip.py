@@ -17,7 +17,7 @@ from hydractl.families.base import FirstTokens, Projection, Stages, State, for_e
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.hf.architectures import EncoderTower, towers_of
 from hydractl.families.hf.texts import prompt_tokens, text_preprocess
-from hydractl.families.prompts import filled_templates, mean_features
+from hydractl.families.prompts import PromptReadout, filled_templates
 
 NAMES = {"vision_model": "visual", "text_model": "text"}
 """transformers' names of the towers with their values of :attr:`hydractl.heads.mask.Site.tower`."""
@@ -55,7 +55,8 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     # The readout of a SigLIP attends to all tokens and is not linear. A CLIP projects its class token.
     if not is_causal(model):
         return stages
-    projection = _projection(model.visual_projection, partial(_pooled_image, model))
+    layer = model.visual_projection
+    projection = Projection(lambda state: _pooled_image(model, state)[:, None], lambda: (layer.weight, layer.bias))
     return replace(stages, reads=FirstTokens(1), projection=projection)
 
 
@@ -70,25 +71,16 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
         stem: runs the encoder before its first layer.
     """
     causal = is_causal(model)
-    stages = _encoder_stages(
-        tower,
-        stem=partial(_text_stem, tower.base, stem, causal),
-        readout=partial(_class_features, model),
-    )
-    projection_layer = model.text_projection if causal else tower.base.head
-
-    def reads(state: State) -> Tensor:
-        """Return the position of the token that the readout uses from each prompt, ``[classes * prompts, 1]``."""
-        ids = state.context["ids"].flatten(0, 1)  # [classes, prompts, T] -> [classes * prompts, T]
-        return _positions_read(model, ids)
-
+    layer = model.text_projection if causal else tower.base.head
+    end = PromptReadout(partial(_positions_read, model), tower.base.final_layer_norm, layer)
+    stages = _encoder_stages(tower, stem=partial(_text_stem, tower.base, stem, causal), readout=end.features)
     return replace(
         stages,
-        reads=reads,
+        reads=end.reads,
         per_sample=("ids",) if causal else ("ids", "attention_mask"),
         of_labels=True,
         prefixes=(f"{tower.prefix}.", "text_projection."),
-        projection=_projection(projection_layer, partial(_pooled_texts, model)),
+        projection=Projection(end.inputs, lambda: (layer.weight, layer.bias)),
     )
 
 
@@ -104,25 +96,6 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
         attention_inputs=for_each(partial(normed_input, "layer_norm1"), layers),
         tower=NAMES[tower.prefix],
     )
-
-
-def _projection(layer: Any, pooled: Callable[[State], Tensor]) -> Projection:
-    """Return the projection of a tower.
-
-    Args:
-        layer: the linear layer.
-        pooled: computes the inputs of the layer from a state: ``[B, d]`` for images, ``[classes * prompts, d]`` for
-            texts.
-    """
-
-    def inputs(state: State) -> Tensor:
-        # Only the text tower has ids, [classes, prompts, T]. An image counts as one prompt.
-        ids = state.context.get("ids")
-        prompts = 1 if ids is None else ids.shape[1]
-        features = pooled(state)  # [classes * prompts, d]
-        return features.unflatten(0, (-1, prompts))  # [classes, prompts, d]
-
-    return Projection(inputs, lambda: (layer.weight, layer.bias))
 
 
 def is_causal(model: Any) -> bool:
@@ -197,29 +170,6 @@ def _positions_read(model: Any, ids: Tensor) -> Tensor:
     is_end = torch.eq(ids, end)  # [N, T]
     # argmax returns the first position with the greatest value, so the first end token.
     return is_end.int().argmax(dim=-1, keepdim=True)
-
-
-def _class_features(model: Any, state: State) -> Tensor:
-    """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last layer."""
-    layer = model.text_projection if is_causal(model) else model.text_model.head
-    pooled = _pooled_texts(model, state)
-    features = layer(pooled)
-    _, prompts, _ = state.context["ids"].shape  # [classes, prompts, T]
-    return mean_features(features, prompts)
-
-
-def _pooled_texts(model: Any, state: State) -> Tensor:
-    """Return the token of each prompt that is projected, after the last norm, ``[classes * prompts, d_model]``.
-
-    If the context has the entry ``read``, this token is the only one left in the state.
-    """
-    hidden = state.hidden  # [classes * prompts, T, d_model]
-    if "read" not in state.context:
-        ids = state.context["ids"].flatten(0, 1)
-        positions = _positions_read(model, ids)
-        hidden = hidden.take_along_dim(positions[..., None], dim=1)  # [classes * prompts, 1, d_model]
-    pooled = hidden[:, 0]
-    return model.text_model.final_layer_norm(pooled)
 
 
 def text_preprocess_of(folder: Path, model: Any) -> Preprocessing:

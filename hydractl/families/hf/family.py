@@ -25,7 +25,7 @@ from hydractl.families.base import (
     for_each,
     normed_input,
 )
-from hydractl.families.config_json import LibraryConfig, Preprocessing, integer_in, object_in
+from hydractl.families.config_json import LibraryConfig, Preprocessing
 from hydractl.families.hf import clip, deberta
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
@@ -471,8 +471,8 @@ class HFEncoder(ModelFamily):
         """Return ``model_max_length`` of the tokenizer; None for images."""
         if not _is_text(preprocess):
             return None
-        tokenizer = object_in(preprocess, "tokenizer", "the preprocessing")
-        return integer_in(tokenizer, "model_max_length", "the tokenizer")
+        settings: Any = preprocess  # which collate has taken
+        return int(settings["tokenizer"]["model_max_length"])
 
     # --- training -----------------------------------------------------------------------------------------------------
 
@@ -516,7 +516,7 @@ class HFEncoder(ModelFamily):
         narrow = dict(config)
         for name in (*known_names[0], "num_key_value_heads"):
             if config.get(name):
-                size = integer_in(config, name, "the configuration of the model")
+                size: Any = config[name]
                 narrow[name] = int(size * share)
         try:
             self.sites(narrow)

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import tokenizers
 import torch
@@ -31,6 +31,7 @@ from hydractl.families.reading import (
     write_config,
 )
 from hydractl.files.header import MAX_HEADER_BYTES
+from hydractl.files.preprocessing import TokenizerSettings
 from hydractl.files.tokenizer_text import PACKED, unpacked
 from hydractl.jsonio import canonical_json, shown
 
@@ -44,43 +45,8 @@ _EXAMPLE_TOKENS = 128
 _ENDS = 8  # more special tokens than any tokenizer adds to a text or a pair of texts
 
 
-class TokenizerSettings(TypedDict):
-    """A tokenizer of the Rust library ``tokenizers`` and its settings, by transformers' names.
-
-    ``json`` is the text of its ``tokenizer.json``, perhaps compressed. ``vocab_size`` is the number of its tokens.
-    """
-
-    json: str
-    special_tokens: dict[str, str]
-    padding_side: str
-    truncation_side: str
-    pad_token_type_id: int
-    model_input_names: list[str]
-    model_max_length: int
-    vocab_size: int
-
-
-class TextPreprocessing(TypedDict):
-    """How texts become tokens; longer texts are cut to ``max_length`` tokens."""
-
-    kind: str
-    max_length: int
-    tokenizer: TokenizerSettings
-
-
-_TYPES = {
-    "json": str,
-    "special_tokens": dict,
-    "padding_side": str,
-    "truncation_side": str,
-    "pad_token_type_id": int,
-    "model_input_names": list,
-    "model_max_length": int,
-    "vocab_size": int,
-}
-"""The types of the entries of :class:`TokenizerSettings` after reading JSON."""
-_INPUT_NAMES = ["input_ids", "attention_mask", "token_type_ids"]
-"""The possible inputs of a model of texts; a model takes the first one, two or three."""
+_INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
+"""The possible inputs of a model of texts."""
 
 _KNOWN_SETTINGS = frozenset({
     *("tokenizer_class", "padding_side", "truncation_side", "model_input_names", "model_max_length", "max_len"),
@@ -127,7 +93,7 @@ def text_preprocess(
     if_named: Sequence[str] = (),
     padding: int | None = None,
     pads_with_end: bool = False,
-) -> TextPreprocessing:
+) -> dict[str, Any]:
     """Return what a checkpoint stores of the tokenizer in a published folder: its text, and settings.
 
     Args:
@@ -349,7 +315,7 @@ def stored_tokenizer(preprocess: object) -> Any:
     Raises:
         InputError: if the preprocessing has no tokenizer, or its description is wrong.
     """
-    return _build_tokenizer(_checked_settings(preprocess))
+    return _build_tokenizer(_settings_in(preprocess))
 
 
 def text_collate(preprocess: object) -> TextCollate:
@@ -533,17 +499,17 @@ def random_tokens(preprocess: Preprocessing, batch: int, seed: int) -> dict[str,
     Returns:
         The inputs of the model by name: ``input_ids``, perhaps ``attention_mask`` and ``token_type_ids``.
     """
-    settings = _checked_settings(preprocess)
+    settings = _checked(_settings_in(preprocess))
     max_length: Any = preprocess["max_length"]
     tokens = min(max_length, _EXAMPLE_TOKENS)
     shape = (batch, tokens)
     generator = torch.Generator().manual_seed(seed)
     inputs = {
-        "input_ids": torch.randint(settings["vocab_size"], shape, generator=generator),
+        "input_ids": torch.randint(settings.vocab_size, shape, generator=generator),
         "attention_mask": torch.ones(shape, dtype=torch.int64),
         "token_type_ids": torch.zeros(shape, dtype=torch.int64),
     }
-    return {name: inputs[name] for name in settings["model_input_names"]}
+    return {name: inputs[name] for name in settings.model_input_names}
 
 
 def write_tokenizer(folder: Path, preprocess: object, padding_side: str | None = None) -> None:
@@ -554,16 +520,16 @@ def write_tokenizer(folder: Path, preprocess: object, padding_side: str | None =
         preprocess: a preprocessing that :func:`text_preprocess` has made.
         padding_side: ``left`` or ``right``; None means the tokenizer's own.
     """
-    settings = _checked_settings(preprocess)
-    if padding_side is not None:
-        settings = {**settings, "padding_side": padding_side}
+    settings = _checked(_settings_in(preprocess))
+    own_side = {} if padding_side is None else {"padding_side": padding_side}
     document = {
         **_library_settings(settings),
+        **own_side,
         # This class uses tokenizer.json unchanged; a class named after a model would rebuild parts of it.
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **settings["special_tokens"],
+        **settings.special_tokens,
     }
-    tokenizer_json = unpacked(settings["json"])
+    tokenizer_json = unpacked(settings.json_)
     (folder / "tokenizer.json").write_text(f"{tokenizer_json}\n", encoding="utf-8")
     write_config(folder / "tokenizer_config.json", document)
 
@@ -571,11 +537,11 @@ def write_tokenizer(folder: Path, preprocess: object, padding_side: str | None =
 def _library_settings(settings: TokenizerSettings) -> dict[str, object]:
     """Return the settings that transformers' ``PreTrainedTokenizerFast`` takes as arguments."""
     return {
-        "padding_side": settings["padding_side"],
-        "truncation_side": settings["truncation_side"],
-        "pad_token_type_id": settings["pad_token_type_id"],
-        "model_input_names": settings["model_input_names"],
-        "model_max_length": settings["model_max_length"],
+        "padding_side": settings.padding_side,
+        "truncation_side": settings.truncation_side,
+        "pad_token_type_id": settings.pad_token_type_id,
+        "model_input_names": list(settings.model_input_names),
+        "model_max_length": settings.model_max_length,
     }
 
 
@@ -720,46 +686,36 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _checked_settings(preprocess: object) -> TokenizerSettings:
+def _settings_in(preprocess: object) -> Mapping[str, object]:
     """Return the settings of the tokenizer in a preprocessing, which comes from a file and may be anything.
 
     Raises:
-        InputError: if there is no tokenizer, or some keys are missing or have wrong values; all these keys are listed.
+        InputError: if there is no tokenizer.
     """
     settings = preprocess.get("tokenizer") if isinstance(preprocess, Mapping) else None
     if not isinstance(settings, Mapping):
         raise InputError("the preprocessing of a text model has no tokenizer")
-    # Check the types of all keys first. Only if all are right check the values, because that relies on the types.
-    wrong_keys = [key for key, expected_type in _TYPES.items() if type(settings.get(key)) is not expected_type]
-    if not wrong_keys:
-        wrong_keys = [key for key in ("padding_side", "truncation_side") if settings[key] not in ("left", "right")]
+    return settings
 
-        # The inputs of a model are the first one, two or three of _INPUT_NAMES, in that order.
-        input_names = settings["model_input_names"]
-        are_first_names = input_names == _INPUT_NAMES[: len(input_names)]
-        if not input_names or not are_first_names:
-            wrong_keys.append("model_input_names")
 
-        # Each special token becomes an argument of transformers' tokenizer, and a setting of a folder that is exported.
-        for key, token in settings["special_tokens"].items():
-            if not key.endswith("_token") or not isinstance(token, str):
-                wrong_keys.append("special_tokens")
-                break
-        if settings["vocab_size"] < 1:
-            wrong_keys.append("vocab_size")
-    if wrong_keys:
-        raise InputError("the tokenizer is not described as it must be", problems=[repr(key) for key in wrong_keys])
-    return cast("TokenizerSettings", settings)
+def _checked(settings: Mapping[str, object]) -> TokenizerSettings:
+    """Return the settings of a tokenizer after checking them.
+
+    Raises:
+        InputError: if some keys are missing or have wrong values; all these keys are listed.
+    """
+    return TokenizerSettings.checked(settings, "the tokenizer is not described as it must be")
 
 
 @cached_by_config
-def _build_tokenizer(settings: TokenizerSettings) -> Any:
+def _build_tokenizer(stored: Mapping[str, object]) -> Any:
     """Build transformers' tokenizer from its settings; results are cached, as a large vocabulary takes a second."""
+    settings = _checked(stored)
     with refused_as("the stored tokenizer cannot be read"):  # the Rust library raises plain Exception
-        text = unpacked(settings["json"])
+        text = unpacked(settings.json_)
         _check_ids(json.loads(text), "the stored tokenizer")
         return PreTrainedTokenizerFast(
             tokenizer_object=tokenizers.Tokenizer.from_str(text),
-            **settings["special_tokens"],
+            **settings.special_tokens,
             **_library_settings(settings),
         )

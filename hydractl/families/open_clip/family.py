@@ -29,7 +29,6 @@ from hydractl.families.open_clip.inputs import (
     open_clip_collate,
     open_clip_preprocess,
     own_tokenizer,
-    pooled_at,
     published_preprocess,
     simple_tokenizer,
     size_of_images,
@@ -291,8 +290,7 @@ class OpenClip(ModelFamily):
         if own_tokenizer(config):
             tower = text_tower(skeleton(config))
             if tower.ends_early:
-                ends = pooled_at(tokens, tower.pool, tower.eos)  # [classes * templates]
-                longest = int(ends.max()) + 1
+                longest = int(tower.positions_read(tokens).max()) + 1
                 tokens = tokens[:, :longest]
         by_class = tokens.reshape(len(labels), len(templates), -1)  # prompts of a class follow each other
         return {"text": by_class}

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import open_clip
 import torch
 from open_clip.tokenizer import get_clean_fn
 from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
-from PIL import Image
 from torch import Tensor
 
 from hydractl.errors import InputError
-from hydractl.families.config_json import (
-    LibraryConfig,
-    Preprocessing,
-    integer_in,
-    integers_in,
-    is_whole_number,
-    object_in,
-)
-from hydractl.families.hf.texts import TextPreprocessing, prompt_tokens, stored_tokenizer, text_preprocess
-from hydractl.families.pixels import is_size, stacked
-from hydractl.families.reading import cached_by_config, refused_as
+from hydractl.families.config_json import LibraryConfig, Preprocessing, object_in
+from hydractl.families.hf.texts import prompt_tokens, stored_tokenizer, text_preprocess
+from hydractl.families.pixels import stacked
+from hydractl.families.reading import cached_by_config
+from hydractl.files.preprocessing import ClipImages
 from hydractl.jsonio import canonical_json, shown
 
-_CHOICES = {
-    "mode": ("RGB",),
-    "interpolation": ("bicubic", "bilinear", "random"),
-    "resize_mode": ("shortest", "longest", "squash"),
-}
 _FIELDS = tuple(field.name for field in dataclasses.fields(PreprocessCfg))
 CONTEXT_LENGTH = 77
 """The default number of tokens in a text."""
@@ -73,13 +60,13 @@ def open_clip_preprocess(size: Any, published: object) -> dict[str, object]:
 
 def published_preprocess(preprocess: Preprocessing) -> Preprocessing:
     """Return only the entries of open_clip's ``PreprocessCfg`` from a preprocessing."""
-    return {key: preprocess[key] for key in _FIELDS}
+    return {key: preprocess[key] for key in _FIELDS if key in preprocess}
 
 
 def size_of_images(preprocess: Preprocessing) -> list[int]:
     """Return the shape of the images that a model takes, ``[3, height, width]``."""
-    size = integers_in(preprocess, "size", "the preprocessing")
-    return [3, *size]
+    height_and_width: Any = preprocess["size"]
+    return [3, *height_and_width]
 
 
 def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor]:
@@ -90,75 +77,18 @@ def open_clip_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Tensor
     Raises:
         InputError: if open_clip cannot use the settings.
     """
-    problems = _problems_of_images(preprocess)
-    if problems:
-        raise InputError(f"open_clip cannot preprocess images so: {problems[0]}", problems=problems)
+    problem = "open_clip cannot preprocess images so"
+    ClipImages.checked(preprocess, problem)
     # open_clip expects tuples, but the preprocessing comes from JSON, which has only lists.
     fields: dict[str, object] = {}
     for key, value in published_preprocess(preprocess).items():
         fields[key] = tuple(value) if isinstance(value, list) else value
-    with refused_as(f"open_clip cannot preprocess images with {shown(fields, 200)}"):
-        transform = image_transform_v2(PreprocessCfg(**fields), is_train=False)
-        # Transform a blank image, because some settings are checked only then.
-        example = transform(Image.new("RGB", (8, 8)))
-    shape = list(example.shape)
-    expected_shape = size_of_images(preprocess)
-    if shape != expected_shape:
-        raise InputError(f"open_clip makes images of {shape}, the checkpoint says {expected_shape}")
-    return stacked(transform, None)
-
-
-def _problems_of_images(preprocess: Preprocessing) -> list[str]:
-    """List the entries of a preprocessing that open_clip cannot use, as messages.
-
-    Args:
-        preprocess: the preprocessing; it comes from a file and may be anything.
-    """
-    # Without these the checks below make no sense.
-    if preprocess.get("kind") != "image":
-        return [f"it is not of images but of {shown(preprocess.get('kind'))}"]
-    missing_keys = [key for key in _FIELDS if key not in preprocess]
-    if missing_keys:
-        return [f"it lacks {', '.join(missing_keys)}"]
-
-    problems = []
-    for key, choices in _CHOICES.items():
-        value = preprocess[key]
-        if value not in choices:
-            problems.append(f"its {key} is {shown(value)}, not one of {', '.join(choices)}")
-
-    size = preprocess["size"]
-    is_height_and_width = isinstance(size, list) and len(size) == 2 and is_size(size)
-    if not is_height_and_width:
-        problems.append(f"its size is {shown(size)}, not [height, width]")
-
-    mean = preprocess["mean"]
-    if not _are_three_numbers(mean):
-        problems.append(f"its mean is {shown(mean)}, not three numbers")
-    std = preprocess["std"]
-    if not _are_three_numbers(std):
-        problems.append(f"its std is {shown(std)}, not three numbers")
-    elif min(std) <= 0:
-        problems.append(f"its std is {shown(std)}, which cannot be divided by")
-
-    fill = preprocess["fill_color"]
-    if not is_whole_number(fill, 0, 255):
-        problems.append(f"its fill_color is {shown(fill)}, not 0 to 255")
-    return problems
-
-
-def _are_three_numbers(values: object) -> TypeGuard[list[float]]:
-    """Return whether a value is a list of three finite numbers, for red, green and blue."""
-    if not isinstance(values, list) or len(values) != 3:
-        return False
-    return all(map(_is_finite_number, values))
-
-
-def _is_finite_number(value: object) -> bool:
-    """Return whether a value from a file is a number (not a bool) and neither infinite nor NaN."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value)
+    return stacked(
+        lambda: image_transform_v2(PreprocessCfg(**fields), is_train=False),
+        None,
+        size_of_images(preprocess),
+        problem,
+    )
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -178,7 +108,7 @@ def own_tokenizer(config: LibraryConfig) -> bool:
     return not text_cfg_of(config).get("hf_tokenizer_name")
 
 
-def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
+def text_settings(folder: Path, config: LibraryConfig) -> dict[str, Any]:
     """Read the tokenizer of transformers in a folder, for a model whose texts it tokenizes.
 
     Args:
@@ -191,20 +121,14 @@ def text_settings(folder: Path, config: LibraryConfig) -> TextPreprocessing:
     text_cfg = text_cfg_of(config)
     _hf_settings(text_cfg)  # only checks the settings; raises an error if they are not supported
 
-    vocabulary = _number_in(text_cfg, "vocab_size", VOCABULARY)
-    length = _number_in(text_cfg, "context_length", CONTEXT_LENGTH)
+    sizes: Any = text_cfg  # with which a model was built
+    vocabulary = sizes.get("vocab_size", VOCABULARY)
+    length = sizes.get("context_length", CONTEXT_LENGTH)
     texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))
     # open_clip ignores the greatest length that the tokenizer states.
     texts["max_length"] = length
     texts["tokenizer"]["model_max_length"] = length
     return texts
-
-
-def _number_in(text_cfg: LibraryConfig, key: str, default: int) -> int:
-    """Return a whole number in the settings of the text tower, or ``default`` if it is missing."""
-    if key not in text_cfg:
-        return default
-    return integer_in(text_cfg, key, "text_cfg")
 
 
 def _hf_settings(text_cfg: LibraryConfig) -> LibraryConfig:
@@ -299,20 +223,3 @@ def _build_simple_tokenizer(settings: LibraryConfig) -> Any:
     except Exception as error:
         text = shown(canonical_json(settings), 200)
         raise InputError(f"open_clip cannot make a SimpleTokenizer of {text}") from error
-
-
-def pooled_at(text: Tensor, pool: str, eos: int | None) -> Tensor:
-    """Return the position of the token that is pooled from each text, ``[...]``.
-
-    Args:
-        text: token ids, ``[..., L]``.
-        pool: ``argmax`` (the token with the highest id, which ends the text) or ``eos`` (the first token with the id
-            ``eos``).
-        eos: the id of the token for the pooling ``eos``; None is an id that no token has.
-    """
-    if pool == "argmax":
-        return text.argmax(dim=-1)
-    end = -1 if eos is None else eos
-    is_end = torch.eq(text, end)
-    # argmax returns the first position with the greatest value.
-    return is_end.int().argmax(dim=-1)

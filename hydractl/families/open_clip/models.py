@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import open_clip
+import torch
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import (
     Attention,
@@ -15,8 +16,9 @@ from open_clip.transformer import (
     ResidualAttentionBlock,
     TextTransformer,
     VisionTransformer,
+    text_global_pool,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from hydractl.errors import InputError
 from hydractl.families import timm
@@ -72,6 +74,14 @@ class TextTower:
         """Whether the tokens after the one that is pooled cannot change the features."""
         is_causal = self.module.attn_mask is not None
         return is_causal and self.pool in ("argmax", "eos")
+
+    def positions_read(self, ids: Tensor) -> Tensor:
+        """Return the position of the token that is pooled from each text, ``[N, 1]``, from token ids ``[N, T]``.
+
+        open_clip's pooling selects one feature vector for each text. Here it gets the positions as features.
+        """
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)  # [N, T]
+        return text_global_pool(positions[:, :, None], ids, self.pool, eos_token_id=self.eos)
 
 
 def text_tower(model: Any) -> TextTower:

@@ -7,16 +7,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from open_clip.timm_model import TimmModel
-from open_clip.transformer import text_global_pool
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hydractl.families import timm
 from hydractl.families.base import FirstTokens, Projection, Stages, State, for_each, normed_input, numbered_paths
-from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, TextTower, text_tower
-from hydractl.families.prompts import mean_features
+from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, text_tower
+from hydractl.families.prompts import PromptReadout
 
 
 def _run_block(block: Any, state: State) -> State:
@@ -102,6 +100,8 @@ def text_stages(model: Any) -> Stages:
     tower = text_tower(model)
     prefix = tower.prefix
     blocks = tower.module.transformer.resblocks
+    end = PromptReadout(tower.positions_read, tower.module.ln_final, partial(_projected, tower.module))
+    has_projection = tower.module.text_projection is not None
 
     # A CustomTextCLIP has the tower as its module `text`. A CLIP has the modules of the tower as its own attributes.
     if prefix:
@@ -116,11 +116,11 @@ def text_stages(model: Any) -> Stages:
         blocks=for_each(_run_block, blocks),
         block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
-        readout=lambda state: _class_features(tower, state),
-        projection=_text_projection(tower),
+        readout=end.features,
+        projection=Projection(end.inputs, partial(_parameters_of_projection, tower.module)) if has_projection else None,
         attention_inputs=for_each(partial(normed_input, "ln_1"), blocks),
-        reads=lambda state: _positions_read(tower, state),
-        per_sample=("text",),
+        reads=end.reads,
+        per_sample=("ids",),
         tower="text",
         of_labels=True,
         prefixes=prefixes,
@@ -138,72 +138,27 @@ def _text_stem(holder: Any, inputs: Mapping[str, Tensor]) -> State:
         inputs: ``text``, the token ids ``[classes, prompts, T]``.
 
     Returns:
-        The embeddings of N = classes * prompts texts, ``[N, T, d_model]``. The context has ``text`` (the ids unchanged)
+        The embeddings of N = classes * prompts texts, ``[N, T, d_model]``. The context has ``ids`` (unchanged)
         and ``attn_mask`` (``[T, T]``, added to the scores of every text: -inf for a pair that may not attend; or None).
     """
     text = inputs["text"].flatten(0, 1)  # [classes, prompts, T] -> [N, T]
     tokens = text.shape[1]
     hidden = holder.token_embedding(text) + holder.positional_embedding[:tokens]
     mask = None if holder.attn_mask is None else holder.attn_mask[:tokens, :tokens].to(hidden.dtype)
-    return State(hidden, {"text": inputs["text"], "attn_mask": mask})
+    return State(hidden, {"ids": inputs["text"], "attn_mask": mask})
 
 
-def _class_features(tower: TextTower, state: State) -> Tensor:
-    """Compute the features of all classes, ``[classes, D]``, from the state of their prompts after the last block."""
-    features = _pooled_texts(tower, state)  # [classes * prompts, d_model]
-    projection = tower.module.text_projection
+def _projected(holder: Any, features: Tensor) -> Tensor:
+    """Return features ``[N, d_model]`` after the last layer of the text tower, if it has one: a layer, or a matrix."""
+    projection = holder.text_projection
+    if projection is None:
+        return features
+    return projection(features) if isinstance(projection, nn.Linear) else features @ projection
+
+
+def _parameters_of_projection(holder: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the weight ``[D, d_model]`` and the bias, or None, of the last layer of the text tower."""
+    projection = holder.text_projection
     if isinstance(projection, nn.Linear):
-        features = projection(features)
-    elif projection is not None:
-        features = features @ projection
-    _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
-    return mean_features(features, prompts)
-
-
-def _pooled_texts(tower: TextTower, state: State) -> Tensor:
-    """Return one feature vector for each prompt before the projection, ``[classes * prompts, d_model]``.
-
-    If the context has the entry ``read``, the token that is pooled is the only one left in the state.
-    """
-    norm = tower.module.ln_final
-    if "read" in state.context:
-        pooled_token = state.hidden[:, 0]
-        return norm(pooled_token)
-    text = state.context["text"].flatten(0, 1)
-    normed = norm(state.hidden)
-    return text_global_pool(normed, text, tower.pool, eos_token_id=tower.eos)
-
-
-def _text_projection(tower: TextTower) -> Projection | None:
-    """Return the last linear layer of the text tower, as functions of its inputs and parameters; None without one."""
-    layer = tower.module.text_projection
-    if layer is None:
-        return None
-
-    def inputs(state: State) -> Tensor:
-        """Return the inputs of the projection, ``[classes, prompts, d_model]``."""
-        _, prompts, _ = state.context["text"].shape  # [classes, prompts, T]
-        features = _pooled_texts(tower, state)
-        return features.unflatten(0, (-1, prompts))  # [classes * prompts, d_model] -> [classes, prompts, d_model]
-
-    def parameters() -> tuple[Tensor, Tensor | None]:
-        """Return the weight ``[D, d_model]`` and the bias, or None, of the projection."""
-        if isinstance(layer, nn.Linear):
-            return layer.weight, layer.bias
-        return layer.T, None  # the layer is a matrix [d_model, D]
-
-    return Projection(inputs, parameters)
-
-
-def _positions_read(tower: TextTower, state: State) -> Tensor:
-    """Return the position of the token that open_clip pools from each prompt, ``[classes * prompts, 1]``.
-
-    open_clip's pooling selects one feature vector for each text. Here it gets the positions as features, so it returns
-    the position of the selected token.
-    """
-    text = state.context["text"].flatten(0, 1)  # [N, T]
-    tokens = state.hidden.shape[1]
-    positions = torch.arange(tokens, device=text.device)
-    positions_by_text = positions.expand(len(text), -1)  # [N, tokens]
-    features = positions_by_text[:, :, None]  # [N, tokens, 1]
-    return text_global_pool(features, text, tower.pool, eos_token_id=tower.eos)
+        return projection.weight, projection.bias
+    return projection.T, None  # a matrix [d_model, D]
