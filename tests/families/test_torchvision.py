@@ -52,7 +52,8 @@ REFUSED = {
     "vit_b_99?pretrained=0": "torchvision has no vision transformer 'vit_b_99'",
     "vit_b_16": "torchvision publishes vit_b_16 as a pickle only, which hydractl never opens",
     "vit_b_16?pretrained=0&depth=3": "torchvision:vit_b_16 takes no option depth",
-    "vit_b_16?pretrained=0&num_heads=7": "torchvision cannot build its VisionTransformer: embed_dim must be divisible by num_heads",
+    "vit_b_16?pretrained=0&num_heads=7": "torchvision cannot build its VisionTransformer: embed_dim must be "
+    "divisible by num_heads",
 }
 
 
