@@ -197,12 +197,10 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
             labels = arrays[names["y"]].reshape(-1)
         if names["classes"] in headers:
             classes = arrays[names["classes"]]
-    problems = []
-    for key, array in (("y", labels), ("classes", classes)):
-        if array is not None and _holds_no_text(array):
-            problems.append(f"{names[key]} has strings with numbers that are no characters")
-    if problems:
-        return RawLabels(problems=problems)
+    # NumPy reads numbers that are no characters, of which broken texts become; decoding raises an error.
+    for array in (labels, classes):
+        if array is not None and array.dtype.kind == "U":
+            array.astype(array.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     class_names = None if classes is None else classes.tolist()
 
     # The cases, in the order of the table.
@@ -451,24 +449,3 @@ def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) ->
                 f"{names['classes']} is {classes.dtype} {classes.shape}; a list of unicode strings is needed"
             )
     return problems
-
-
-_LAST_CHARACTER = 0x10FFFF
-_FIRST_SURROGATE, _LAST_SURROGATE = 0xD800, 0xDFFF
-"""Unicode's code points of surrogates, which are only halves of characters and no text by themselves."""
-
-
-def _holds_no_text(array: npt.NDArray[Any]) -> bool:
-    """Return whether an array of strings holds numbers that are no characters; False for other arrays.
-
-    Such a number is larger than any code of Unicode, or is a surrogate, i.e. half of a character. NumPy reads both
-    without an error, and Python fails later, when it prints or writes them.
-    """
-    if array.dtype.kind != "U" or not array.nbytes:
-        return False
-    unsigned = np.dtype(f"{array.dtype.byteorder}u4")  # numpy stores one number of 4 bytes for each character
-    codes = np.ascontiguousarray(array).view(unsigned)
-    if int(codes.max()) > _LAST_CHARACTER:
-        return True
-    is_half = (codes >= _FIRST_SURROGATE) & (codes <= _LAST_SURROGATE)
-    return bool(is_half.any())

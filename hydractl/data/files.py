@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
@@ -186,44 +185,25 @@ def read_image_list(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLab
         The data set, and its labels before they are mapped to the classes of a model.
 
     Raises:
-        InputError: if the file is not text or lists nothing.
-    """
-    spec.check_query(("root",))
-    entries = _parse_list(spec)
-    raw = _labels_of_entries(entries)
-    names = [entry.path for entry in entries]
-    places = [entry.place for entry in entries]
-    return ListedImages(spec, names, places, raw.problems), raw
-
-
-class _ListedImage(NamedTuple):
-    """One line of an image list.
-
-    Attributes:
-        place: the position in the list, for messages, e.g. ``line 3``.
-        path: the path of the image as it is written.
-        label: the label as it is written; None if there is none.
-    """
-
-    place: str
-    path: str
-    label: str | None
-
-
-def _parse_list(spec: DataSpec) -> list[_ListedImage]:
-    """Parse an image list and return one entry for each line that is not blank.
-
-    Raises:
         InputError: if the file cannot be read, is not UTF-8 text, or lists nothing.
     """
-    entries = []
+    spec.check_query(("root",))
+    places = []
+    names = []
+    labels: list[int | str | None] = []
     for number, line in numbered_lines(spec, bom=True):
-        if line.strip():
-            image_path, label = _split_line(line.rstrip("\n"))
-            entries.append(_ListedImage(f"line {number}", image_path, label))
-    if not entries:
+        if not line.strip():
+            continue
+        path, label = _split_line(line.rstrip("\n"))
+        places.append(f"line {number}")
+        names.append(path)
+        if label is not None and INTEGER.fullmatch(label):
+            labels.append(int(label))
+        else:
+            labels.append(label)
+    if not names:
         raise InputError(f"{spec.where}: the image list is empty")
-    return entries
+    return ListedImages(spec, names, places), labels_of_column(labels)
 
 
 def _split_line(line: str) -> tuple[str, str | None]:
@@ -249,36 +229,6 @@ def _split_line(line: str) -> tuple[str, str | None]:
     return before_last_space.rstrip(), last_field
 
 
-def _labels_of_entries(entries: Sequence[_ListedImage]) -> RawLabels:
-    """Return the labels of an image list, which must be all integers (``3``) or all names (``cat``).
-
-    Returns:
-        The labels. They are empty if no entry has a label. They hold only problems if some entries have no label, or
-        if some labels are integers and others are names.
-    """
-    labels = [entry.label for entry in entries if entry.label is not None]
-    if not labels:
-        return RawLabels()
-    has_integers = any(INTEGER.fullmatch(label) for label in labels)
-
-    # A list must be labelled completely, and in one way. The two kinds of problems are listed one after the other.
-    problems = []
-    for entry in entries:
-        if entry.label is None:
-            shown_path = repr(entry.path)[1:-1]  # control characters as escapes (\n), without the quotes
-            problems.append(f"{entry.place}: no label for {shown_path}")
-    for entry in entries:
-        if has_integers and entry.label is not None and not INTEGER.fullmatch(entry.label):
-            problems.append(f"{entry.place}: label {entry.label!r} is a name, others are numbers")
-    if problems:
-        return RawLabels(problems=problems)
-
-    # All labels are integers, or all are names.
-    if has_integers:
-        return RawLabels(list(map(int, labels)))
-    return labels_of_column(labels)
-
-
 class ListedImages(FileImages):
     """Images that a file lists by their paths, relative to ``?root=`` or else to the folder of the file.
 
@@ -286,17 +236,13 @@ class ListedImages(FileImages):
         spec: the SPEC of the file.
         names: the paths as written in the file; they also become the ids.
         places: where each path is written, for messages, e.g. ``line 3``.
-        problems: other problems of the file, to be listed in the error of images that are missing.
     """
 
-    def __init__(
-        self, spec: DataSpec, names: Sequence[str], places: Sequence[str], problems: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, spec: DataSpec, names: Sequence[str], places: Sequence[str]) -> None:
         folder_of_file = os.path.dirname(spec.path)
         self._root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
         self._names = names
         self._places = places
-        self._problems = problems
         paths = [os.path.join(self._root, name) for name in names]
         super().__init__(spec.text, spec.where, with_numbers_if_repeated(names), paths)
 
@@ -319,7 +265,7 @@ class ListedImages(FileImages):
         hint = "name the folder that the paths are relative to with ?root=FOLDER"
         if len(missing) < len(rows):
             message = f"{len(missing)} of {len(rows)} listed images do not exist under {self._root}"
-            raise InputError(f"{self.where}: {message}", hint=hint, problems=[*missing, *self._problems])
+            raise InputError(f"{self.where}: {message}", hint=hint, problems=missing)
         first = printable(self._names[rows[0]])
         message = f"none of the {len(rows)} listed images is under {self._root}; the first is {first!r}"
         raise InputError(f"{self.where}: {message}", hint=hint)

@@ -131,6 +131,10 @@ def _sizes_if_sorted(labels: Sequence[Any] | Labels | None) -> list[int] | None:
     return run_lengths
 
 
+_PROBLEMS = {"other": "is neither an integer nor a name", "too large": "is beyond 2^63"}
+"""What is wrong with the kinds of labels that no set may have."""
+
+
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
     """Return what is wrong with labels, one line for each kind of problem, which names its first sample; or no line.
 
@@ -138,26 +142,19 @@ def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
         values: integers of 64 bits, or names. Anything else, None, and a mixture of integers and names are problems.
         ids: the ids of the samples, for messages.
     """
-    # The kinds are "integer", "too large" (an integer), "name", "missing" and "other".
-    places: dict[str, list[int]] = {}  # the indices of the labels of each kind
-    for i, value in enumerate(values):
-        places.setdefault(_kind_of_label(value), []).append(i)
-
-    # One line for each kind of problem, with its first sample.
+    kinds = list(map(_kind_of_label, values))
+    first = {kind: kinds.index(kind) for kind in set(kinds)}  # the index of the first label of each kind
     problems = []
-    if "missing" in places:
-        first, *others = places["missing"]
-        more = f", and for {len(others)} more" if others else ""
-        problems.append(f"no label for sample {ids[first]}{more}")
-    if "other" in places:
-        first = places["other"][0]
-        problems.append(f"label {shown(values[first])} of sample {ids[first]} is neither an integer nor a name")
-    if "too large" in places:
-        first = places["too large"][0]
-        problems.append(f"the label of sample {ids[first]} is beyond 2^63")
-    if "name" in places and ("integer" in places or "too large" in places):
-        first = places["name"][0]
-        problems.append(f"label {shown(values[first])} of sample {ids[first]} is a name, others are numbers")
+    if "missing" in first:
+        others = kinds.count("missing") - 1
+        more = f", and for {others} more" if others else ""
+        problems.append(f"no label for sample {ids[first['missing']]}{more}")
+    wrong = dict(_PROBLEMS)
+    if "integer" in first or "too large" in first:
+        wrong["name"] = "is a name, others are numbers"
+    for kind, said in wrong.items():
+        if kind in first:
+            problems.append(f"label {shown(values[first[kind]])} of sample {ids[first[kind]]} {said}")
     return problems
 
 
@@ -169,9 +166,7 @@ def _kind_of_label(value: Any) -> str:
         return "name"
     if type(value) is not int:
         return "other"
-    if abs(value) >= 2**63:
-        return "too large"
-    return "integer"
+    return "integer" if abs(value) < 2**63 else "too large"
 
 
 def resolve_labels(
@@ -367,7 +362,9 @@ def _index_data_classes(
     # Apply --label-map. `target_names` are the checkpoint's names for the data's classes, in the data's order.
     target_names = data_names
     if label_map:
-        _check_targets(label_map, labels, where)
+        targets = ("target of --label-map", "targets of --label-map")
+        wrong_targets = sorted(set(label_map.values()) - set(labels))
+        _refuse_unknown(targets, wrong_targets, labels, where, "the model's class names")
         target_names = [label_map.get(name, name) for name in data_names]
     if target_names == list(labels):
         return np.arange(len(data_names), dtype=np.int64)
@@ -381,8 +378,10 @@ def _index_data_classes(
     for name, target in zip(data_names, target_names, strict=True):
         if target not in known and target not in published_indices:
             unknown.append(name)
-    if unknown:
-        raise _unknown_names(unknown, labels, where, can_be_mapped=label_map is not None)
+    way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
+    if label_map is not None:
+        way_out = "map them with --label-map FILE (name in the data: name in the model) to"
+    _refuse_unknown(("class name", "class names"), unknown, labels, where, way_out)
 
     # Refuse names that several classes of the checkpoint share.
     counts = Counter(labels)
@@ -403,34 +402,22 @@ def _index_data_classes(
     return np.array(indices, dtype=np.int64)
 
 
-def _unknown_names(unknown: Sequence[str], labels: Sequence[str], where: str, *, can_be_mapped: bool) -> InputError:
-    """Return the error for class names that lead to no class of a checkpoint.
+def _refuse_unknown(
+    what: tuple[str, str], unknown: Sequence[str], labels: Sequence[str], where: str, way_out: str
+) -> None:
+    """Raise an error that lists names which are no class of the checkpoint, if there are any.
 
     Args:
-        unknown: the names in the data.
+        what: how messages call one name, and several.
+        unknown: the names.
         labels: the checkpoint's class names.
         where: the name of the data set in messages.
-        can_be_mapped: whether the command has an option that maps names.
+        way_out: the beginning of the hint, which the checkpoint's class names follow.
     """
-    way_out = "rename them in the data, or name the model's classes as the data do with --labels FILE; it has"
-    if can_be_mapped:
-        way_out = "map them with --label-map FILE (name in the data: name in the model) to"
-    subject = _subject(len(unknown), "class name", "class names")
-    return InputError(
-        f"{where}: {subject} not among the model's {len(labels)}",
-        hint=f"{way_out}: {some(labels)}",
-        problems=_lines_with_similar(unknown, labels),
-    )
-
-
-def _check_targets(label_map: Mapping[str, str], labels: Sequence[str], where: str) -> None:
-    """Refuse a ``--label-map`` whose target names are not all names of the model."""
-    unknown = sorted(set(label_map.values()) - set(labels))
     if unknown:
-        count = _subject(len(unknown), "target of --label-map", "targets of --label-map")
         raise InputError(
-            f"{where}: {count} not among the model's {len(labels)} class names",
-            hint=f"the model's class names: {some(labels)}",
+            f"{where}: {_subject(len(unknown), *what)} not among the model's {len(labels)}",
+            hint=f"{way_out}: {some(labels)}",
             problems=_lines_with_similar(unknown, labels),
         )
 

@@ -62,8 +62,8 @@ def read_text(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
     The text is in the column (or under the key) ``text``, ``sentence``, ``text_a`` or ``sentence1``, the second text of
     a pair in ``text_b`` or ``sentence2``, and the label in ``label``. ``?text=``, ``?text_b=`` and ``?label=`` name
-    other columns. If ``?text=`` is set, only ``?text_b=`` makes pairs. ``?columns=label,text`` names the columns of a
-    ``.csv`` or ``.tsv`` file without a header. A byte order mark at the start of these two is skipped; JSON has none.
+    other columns. If ``?text=`` is set, only ``?text_b=`` makes pairs. The first row of ``.csv`` and ``.tsv`` names the
+    columns. A byte order mark at the start of these two is skipped; JSON has none.
 
     Labels are integers or names. In ``.parquet`` integers index the names of a ``ClassLabel``, if the ``datasets``
     library stored one. In ``.csv`` and ``.tsv`` labels are integers if all of them look like integers, and an empty

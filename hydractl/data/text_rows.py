@@ -89,20 +89,18 @@ def open_table(spec: DataSpec, settings: Sequence[str]) -> TextTable:
 
     Args:
         spec: the SPEC of the file.
-        settings: the settings that the query may have. ``.csv`` and ``.tsv`` files may also have ``columns``, for a
-            file without a header.
+        settings: the settings that the query may have.
 
     Raises:
         UsageError: for other settings, and for Parquet if pyarrow is not installed.
         InputError: if a header cannot be read, or a file is no Parquet.
     """
-    name = spec.path.lower().removesuffix(".gz")
-    if name.endswith((".csv", ".tsv")):
-        spec.check_query([*settings, "columns"])
-        if name.endswith(".csv"):
-            return _table_with_header(spec, _csv_fields(spec))
-        return _table_with_header(spec, _tsv_fields(spec))
     spec.check_query(settings)
+    name = spec.path.lower().removesuffix(".gz")
+    if name.endswith(".csv"):
+        return _table_with_header(spec, _csv_fields(spec))
+    if name.endswith(".tsv"):
+        return _table_with_header(spec, _tsv_fields(spec))
     if name.endswith(".parquet"):
         return _open_parquet(spec)
     return TextTable(None, lambda _: _json_rows(spec))
@@ -129,61 +127,41 @@ def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
 
 
 def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
-    """Return a table of a .csv or .tsv file. Its columns are named by ``?columns=a,b``, or else by the first row.
+    """Return a table of a .csv or .tsv file, whose first row names the columns.
 
     Args:
-        spec: the SPEC of the file, i.e. its path and settings such as ``columns``.
+        spec: the SPEC of the file.
         fields: yields the place and the fields of each row, or the place and the reason why it cannot be read.
 
     Raises:
-        UsageError: if ``?columns=`` has an empty or a repeated name.
         InputError: if the first row cannot be read.
     """
-    if "columns" in spec.query:
-        listed = spec.query["columns"]
-        columns = [name.strip() for name in listed.split(",")]
-        times_there = Counter(columns)
-        for name in sorted(columns):
-            if times_there[name] > 1:
-                raise UsageError(f"{spec.where}: ?columns={listed}: {name!r} is given twice")
-        if not all(columns):
-            raise UsageError(f"{spec.where}: ?columns={listed}: a name is empty")
-    else:
-        # The first row is the header; an empty file has none, and then no columns.
-        empty_file: tuple[str, list[str] | str] = ("", [])
-        place, header = next(fields, empty_file)
-        if isinstance(header, str):  # the reason why the row cannot be read
-            raise InputError(f"{spec.where}: {place} {header}")
-        # Spaces around a name are only layout: the header "text, label" names a column "label".
-        columns = [name.strip() for name in header]
-    return TextTable(columns, lambda _: _rows_by_column(spec, columns, fields), plain=True)
+    # An empty file has no first row, and then no columns.
+    empty_file: tuple[str, list[str] | str] = ("", [])
+    place, header = next(fields, empty_file)
+    if isinstance(header, str):  # the reason why the row cannot be read
+        raise InputError(f"{spec.where}: {place} {header}")
+    # Spaces around a name are only layout: the header "text, label" names a column "label".
+    columns = [name.strip() for name in header]
+    return TextTable(columns, lambda _: _rows_by_column(columns, fields), plain=True)
 
 
-def _rows_by_column(spec: DataSpec, columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
+def _rows_by_column(columns: Sequence[str], rows: Fields) -> Iterator[TextRow]:
     """Yield the rows with their fields by column. A row with too many or too few fields gets a problem instead.
 
     Args:
-        spec: the SPEC of the file, i.e. its path and settings such as ``columns``.
         columns: the names of the columns.
         rows: the place and the fields of each row, or the place and the reason why it cannot be read.
-
-    Raises:
-        InputError: if ``?columns=`` is set, which means that there is no header, but the first row is the header.
     """
-    for number, (place, fields) in enumerate(rows):
+    for place, fields in rows:
         if isinstance(fields, str):  # the reason why the row cannot be read
             yield TextRow(place, problem=fields)
-            continue
-        if len(fields) != len(columns):
+        elif len(fields) != len(columns):
             count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             names = ", ".join(columns)
             yield TextRow(place, problem=f"has {count}, not {len(columns)} ({names})")
-            continue
-        may_be_header = number == 0 and "columns" in spec.query
-        if may_be_header and [name.strip() for name in fields] == columns:
-            raise InputError(f"{spec.where}: the file has a header, so ?columns= would make a sample of it")
-        values = dict(zip(columns, fields, strict=True))
-        yield TextRow(place, values)
+        else:
+            yield TextRow(place, dict(zip(columns, fields, strict=True)))
 
 
 def _tsv_fields(spec: DataSpec) -> Fields:
@@ -417,8 +395,7 @@ def _hint_at_missing(key: str, names: Mapping[str, Sequence[str]], available: Se
     if near is not None:
         hints.insert(0, near)
     if what == "column":
-        usual = ",".join(sorted(name for name in names if name != "text_b"))
-        hints.append(f"a file without a header needs ?columns={usual} or the like")
+        hints.append("a file without a header needs one as its first line")
     return "; ".join(hints)
 
 

@@ -37,9 +37,9 @@ def jsonl(path: str, image: str = "image", caption: str = "caption") -> str:
     return path
 
 
-def table(path: str, header: str | None, separator: str) -> str:
+def table(path: str, header: str, separator: str) -> str:
     """Pairs in two columns; captions are quoted where commas separate them."""
-    lines = [] if header is None else [header]
+    lines = [header]
     for name, caption in zip(NAMES, CAPTIONS, strict=True):
         field = f'"{caption}"' if separator == "," else caption
         lines.append(f"{name}{separator}{field}")
@@ -86,7 +86,6 @@ FORMS: dict[str, Callable[[], str]] = {
     "jsonl.gz": lambda: zipped(jsonl("a.jsonl")),
     "jsonl of other names": lambda: jsonl("a.jsonl", "where", "said") + "?image=where&caption=said",
     "csv of open_clip": lambda: table("a.csv", "filepath,title", ","),
-    "csv without a header": lambda: table("a.csv", None, ",") + "?columns=image,caption",
     "tsv": lambda: table("a.tsv", "path\ttext", "\t"),
     "parquet of paths": lambda: parquet("a.parquet", str),
     "parquet of images": lambda: parquet("a.parquet", lambda n: {"bytes": Path(n).read_bytes(), "path": n}),

@@ -240,8 +240,8 @@ def test_image_list_label_problems(pets: Path) -> None:
     spec = write_list(pets, "dog/b.png 1", "cat/9.png cat", "cat/10.png")
     error = refused(InputError, open_data, spec)
     assert error.problems == [
-        "line 3: no label for cat/10.png",
-        "line 2: label 'cat' is a name, others are numbers",
+        "no label for sample cat/10.png",
+        "label 'cat' of sample cat/9.png is a name, others are numbers",
     ]
     assert open_data(spec, ignore_labels=True).labels is None
     spec = write_list(pets, "dog/b.png -1")

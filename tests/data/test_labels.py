@@ -32,7 +32,7 @@ def test_labels_are_integers_of_64_bits() -> None:
     assert resolve(RawLabels([2**63 - 1]), labels=[]) == ([2**63 - 1], None)
     for beyond in (2**63, -(2**63)):
         error = refused(InputError, resolve, RawLabels([1, beyond]), labels=[])
-        assert error.problems == ["the label of sample s#1 is beyond 2^63"]
+        assert error.problems == [f"label {beyond} of sample s#1 is beyond 2^63"]
 
 
 def test_names_go_by_name() -> None:

@@ -86,7 +86,6 @@ PAIRS = [
     ("a.jsonl", '{"text_a": "x", "text_b": ""}\n{"text_a": "y", "text_b": "z"}\n', ""),
     ("a.csv", "sentence,sentence2\nx,\ny,z\n", ""),
     ("a.tsv", "index\tsentence1\tsentence2\n0\tx\t\n1\ty\tz\n", ""),
-    ("a.tsv", "0\tx\t\n1\ty\tz\n", "?columns=label,text,text_b"),
     ("a.csv", "question,sentence,sentence2\nx,,\ny,z,-\n", "?text=question&text_b=sentence"),
 ]
 
@@ -106,13 +105,6 @@ def test_columns_by_name(tmp_path: Path) -> None:
     keys = write(tmp_path / "a.jsonl", '{"title": "t", "body": "b", "topic": "x"}\n')
     named = open_data(f"{keys}?text=title&text_b=body&label=topic")
     assert texts(named) == [("t", "b")] and named.label_names == ["x"]
-
-
-def test_a_file_without_a_header(tmp_path: Path) -> None:
-    path = write(tmp_path / "cola.tsv", "gj04\t1\t\tThey drank.\nbc01\t0\t*\tThey the drank.\n")
-    data = open_data(f"{path}?columns=source,label,star,text")
-    assert texts(data) == ["They drank.", "They the drank."]
-    assert data.labels.tolist() == [1, 0]
 
 
 LABELS = {
