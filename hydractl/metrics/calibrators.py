@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +38,6 @@ CONVENTIONS = {
 
 _WIDEST_LOG = 300.0
 """The largest half of an interval of log T; a larger one would overflow, and says no less."""
-
-
-def stored_calibration(entry: Any) -> Calibration | None:
-    """Check the calibration that a checkpoint or a predictions file holds, and return it; None if it holds none.
-
-    Raises:
-        InputError: the entry is none that ``calibrate`` writes.
-    """
-    if entry is None:
-        return None
-    message = "a calibration is a temperature, or one finite scale and bias for each class"
-    return Calibration.checked(entry, message).model_copy(update={"stored": True})
 
 
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:

@@ -31,17 +31,6 @@ CONVENTIONS = {
 }
 
 
-def stored_conformal(entry: Any) -> Conformal | None:
-    """Read the threshold of prediction sets that a checkpoint holds; None if it holds none.
-
-    Raises:
-        InputError: the entry is not one that ``calibrate`` writes.
-    """
-    if entry is None:
-        return None
-    return Conformal.checked(entry, "its conformal prediction sets are broken")
-
-
 def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
     """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
 

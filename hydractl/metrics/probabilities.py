@@ -343,13 +343,21 @@ def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) ->
     # A block has as many samples as fit BLOCK_VALUES logits, but at least one.
     samples_in_block = max(1, BLOCK_VALUES // (members * classes))
     for start in range(0, max(samples, 1), samples_in_block):
-        logits_of_block = member_logits[:, start : start + samples_in_block]
-        # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
-        values = np.array(logits_of_block, dtype=np.float64, order="C")
-        if not _in_range(values).all():
-            raise _out_of_range(member_logits)
-        stop = start + values.shape[1]
-        yield slice(start, stop), Block(values, calibration)
+        try:
+            block = block_of(member_logits[:, start : start + samples_in_block], calibration)
+        except NonFiniteError:
+            raise _out_of_range(member_logits) from None  # which counts all samples
+        stop = start + block.logits.shape[1]
+        yield slice(start, stop), block
+
+
+def block_of(member_logits: np.ndarray, calibration: Calibration | None = None) -> Block:
+    """Return all samples as one :class:`Block`; for few samples, and what is raised, see :func:`blocks`."""
+    # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
+    values = np.array(member_logits, dtype=np.float64, order="C")
+    if not _in_range(values).all():
+        raise _out_of_range(member_logits)
+    return Block(values, calibration)
 
 
 def per_sample(function: Callable[[Block], Floats]) -> Callable[[np.ndarray], Floats]:

@@ -22,18 +22,6 @@ CONVENTIONS = {
 }
 
 
-def stored_threshold(entry: Any) -> StoredThreshold | None:
-    """Check the threshold that a checkpoint or a predictions file holds, and return it; None if it holds none.
-
-    Raises:
-        InputError: the entry is none that ``calibrate`` writes.
-    """
-    if entry is None:
-        return None
-    message = "a threshold is the name of a score, a finite value and the rule it was chosen by"
-    return StoredThreshold.checked(entry, message)
-
-
 def stored_score(document: Mapping[str, Any]) -> str | None:
     """Return the OOD score that a checkpoint or a predictions file names, itself or in its threshold; None if neither.
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from hydractl.errors import InputError
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration, StoredThreshold
-from hydractl.metrics.calibrators import stored_calibration
-from hydractl.metrics.conformal import prediction_sets, stored_conformal
+from hydractl.files.results import Record
+from hydractl.metrics.conformal import prediction_sets
 from hydractl.metrics.ood_scores import SCORES, says_nothing
-from hydractl.metrics.probabilities import Floats, blocks
-from hydractl.metrics.threshold import stored_score, stored_threshold
+from hydractl.metrics.probabilities import Floats, block_of
+from hydractl.metrics.threshold import stored_score
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,24 @@ class Chosen:
             InputError: if it contains something that ``calibrate`` does not write.
         """
         try:
-            # If several entries are wrong, the first in this order is reported.
-            threshold = stored_threshold(document.get("threshold"))
+            stored = _Stored.checked({**document}, "what calibrate has chosen is broken")
             ood_score = stored_score(document)
-            calibration = stored_calibration(document.get("calibration"))
-            conformal = stored_conformal(document.get("conformal"))
         except InputError as error:
             if not origin:
                 raise
-            raise InputError(f"{origin}: {error.message}", problems=error.problems) from None
-        return cls(ood_score, calibration, threshold, conformal)
+            raise InputError(f"{origin}: {error.message}", error.hint, error.problems) from None
+        calibration = stored.calibration
+        if calibration is not None:
+            calibration = calibration.model_copy(update={"stored": True})
+        return cls(ood_score, calibration, stored.threshold, stored.conformal)
+
+
+class _Stored(Record):
+    """What ``calibrate`` stores beside the OOD score, as a file holds it."""
+
+    calibration: Calibration | None = None
+    threshold: StoredThreshold | None = None
+    conformal: Conformal | None = None
 
 
 @dataclass(frozen=True)
@@ -121,47 +129,30 @@ def prediction_of(
     Raises:
         NonFiniteError: if a logit is NaN or infinite.
     """
-    members, count, classes = logits.shape
     at_least_float32 = torch.promote_types(logits.dtype, torch.float32)  # numpy has no bfloat16
     values = logits.detach().to("cpu", at_least_float32).numpy()
+    block = block_of(values, chosen.calibration)
 
     # The OOD score is either in `fitted_scores`, or computed from logits, or undefined: a score of the members'
     # disagreement says nothing about a single model.
     score = fitted_scores.get(chosen.score)
-    takes_logits = score is None and not says_nothing(chosen.score, members)
-
-    # Compute everything that depends on logits, for a block of samples at a time.
-    probabilities = np.empty((count, classes))
-    predicted = np.empty(count, dtype=np.int64)
-    entropy = np.empty(count)
-    mi = np.empty(count)
-    member_probabilities = np.empty((members, count, classes))
-    score_of_logits = np.empty(count)
-    for rows, block in blocks(values, chosen.calibration):
-        probabilities[rows] = block.probs
-        predicted[rows] = block.predicted
-        entropy[rows] = block.entropy
-        mi[rows] = block.mi
-        member_probabilities[:, rows] = block.member_probs
-        if takes_logits:
-            score_of_logits[rows] = SCORES[chosen.score](block)
-    if takes_logits:
-        score = score_of_logits
+    if score is None and not says_nothing(chosen.score, len(logits)):
+        score = np.asarray(SCORES[chosen.score](block), dtype=np.float64)
 
     # What the checkpoint did not ask for stays None.
     ood_score = None if score is None else torch.from_numpy(score)
     flags = None if score is None or chosen.threshold is None else score >= chosen.threshold.value
     is_ood = None if flags is None else torch.from_numpy(flags)
-    sets = None if chosen.conformal is None else torch.from_numpy(prediction_sets(probabilities, chosen.conformal))
+    sets = None if chosen.conformal is None else torch.from_numpy(prediction_sets(block.probs, chosen.conformal))
     return Prediction(
         labels=labels,
-        probabilities=torch.from_numpy(probabilities),
-        predicted=torch.from_numpy(predicted),
-        confidence=torch.from_numpy(probabilities.max(axis=1)),
-        entropy=torch.from_numpy(entropy),
-        mi=torch.from_numpy(mi),
+        probabilities=torch.from_numpy(block.probs),
+        predicted=torch.from_numpy(block.predicted),
+        confidence=torch.from_numpy(block.confidence),
+        entropy=torch.from_numpy(block.entropy),
+        mi=torch.from_numpy(block.mi),
         ood_score=ood_score,
         is_ood=is_ood,
         sets=sets,
-        member_probabilities=torch.from_numpy(member_probabilities),
+        member_probabilities=torch.from_numpy(block.member_probs),
     )

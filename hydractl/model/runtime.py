@@ -24,7 +24,6 @@ from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
 from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import shown
 from hydractl.log import Log
-from hydractl.metrics.calibrators import stored_calibration
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.assembly import Assembly
@@ -447,9 +446,9 @@ def _stored_scaling(description: Description) -> StoredScaling | None:
     """Return the calibration that a checkpoint holds; None if it holds none.
 
     Raises:
-        InputError: if it is none that ``calibrate`` writes.
+        InputError: if something in the checkpoint is none that ``calibrate`` writes.
     """
-    calibration = stored_calibration(description.extra.get("calibration"))
+    calibration = Chosen.of(description.extra).calibration
     if calibration is None:
         return None
     return StoredScaling(list(calibration.scales), list(calibration.bias or [0.0]))

@@ -17,10 +17,10 @@ from hydractl.metrics.calibrators import (
     fit_calibration,
     fit_temperature,
     fit_vector,
-    stored_calibration,
     temperature_interval,
 )
 from hydractl.metrics.probabilities import scaled
+from hydractl.model.prediction import Chosen
 from tests.spread import marked_long, marked_release
 
 
@@ -182,7 +182,7 @@ VAL = {"spec": "val.npz", "n": 500, "fingerprint": "0"}
 def test_json_and_back(kind: str, null: list[str]) -> None:
     fitted = fit_calibration(kind, *case(*CASES[0]))
     document = json.loads(json.dumps({**fitted.to_dict(), "fitted_on": VAL}))
-    again = stored_calibration(document)
+    again = Chosen.of({"calibration": document}).calibration
     assert again is not None and again.to_dict() == {**document, "stored": True}
     assert list(document) == ["kind", "temperature", "scale", "bias", "fitted_on", "stored"]
     assert [name for name, value in document.items() if value is None] == null
@@ -212,8 +212,8 @@ BAD = [
 
 @pytest.mark.parametrize("document", BAD)
 def test_bad_documents_are_refused(document: dict) -> None:
-    with pytest.raises(InputError, match="temperature"):
-        stored_calibration(document)
+    with pytest.raises(InputError, match="what calibrate has chosen is broken"):
+        Chosen.of({"calibration": document})
 
 
 def test_a_vector_of_other_classes_is_refused() -> None:

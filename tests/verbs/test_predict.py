@@ -411,13 +411,13 @@ def test_python_gets_rows_and_batches(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_broken_prediction_sets_of_a_file_are_refused() -> None:
     from hydractl.errors import InputError
-    from hydractl.metrics.conformal import stored_conformal
+    from hydractl.model.prediction import Chosen
 
     sound = {"method": "lac", "alpha": 0.1, "qhat": 0.5, "n_val": 3}
-    assert stored_conformal(sound).qhat == 0.5
+    assert Chosen.of({"conformal": sound}).conformal.qhat == 0.5
     for broken in ({"method": "x"}, {"qhat": 2}, {"qhat": float("nan")}, {"alpha": None}, {"n_val": 1.5}):
         with pytest.raises(InputError):
-            stored_conformal({**sound, **broken})
+            Chosen.of({"conformal": {**sound, **broken}})
 
 
 @pytest.mark.long

@@ -99,5 +99,5 @@ def test_a_checkpoint_with_a_broken_threshold_is_refused() -> None:
     from hydractl.model.prediction import Chosen
 
     for threshold in (True, [], {"score": "msp", "value": None, "rule": "given"}, {"score": "msp", "value": 0.0}):
-        with pytest.raises(Exception, match="m.st: a threshold is"):
+        with pytest.raises(Exception, match="m.st: what calibrate has chosen is broken"):
             Chosen.of({"threshold": threshold}, "m.st")
