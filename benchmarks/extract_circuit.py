@@ -189,15 +189,12 @@ def orders(
     datasets: Sequence[Any], model: Any, objective: str, batch_size: int, bounds: bool
 ) -> Sequence[Sequence[int]]:
     """The order of the samples of each set: by length where nobody gives up, else the undecided first."""
-    from hydractl.circuit.samples import measure_certainty, undecided_first
+    from hydractl.circuit.samples import undecided_first
 
     lengths = [dataset.lengths() for dataset in datasets]
     if not bounds:
         return [sorted(range(len(d)), key=lambda i: -n[i] if n else 0) for d, n in zip(datasets, lengths, strict=True)]
-    certain = [measure_certainty(d, model, batch_size, 0, "msp", labelled=d is datasets[0]) for d in datasets]
-    outside = certain[1] if len(datasets) > 1 else None
-    named = dict(zip(("id", "ood"), lengths, strict=False))
-    return list(undecided_first(certain[0], outside, [objective], named).values())
+    return [undecided_first(d, model, [objective], batch_size, 0, "msp", labelled=d is datasets[0]) for d in datasets]
 
 
 # --- the contest ------------------------------------------------------------------------------------------------------

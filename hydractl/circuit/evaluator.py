@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,18 +37,6 @@ class BatchShape:
     samples: int
     tokens: int
     queries: int
-
-
-class _LabelReads(NamedTuple):
-    """The class features that the label tower reads out without each of some candidate heads.
-
-    Attributes:
-        candidates: heads of one site.
-        classes: for each candidate ``[classes, D]``.
-    """
-
-    candidates: list[CandidateHead]
-    classes: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -168,7 +156,7 @@ class Evaluator:
         # The traces of the label tower, what it reads out, and what it read out for the last candidates.
         self._label_traces: list[Trace] = []
         self._label_reads: Tensor | None = None
-        self._last_label_reads: _LabelReads | None = None
+        self._last_label_reads: dict[tuple[int, ...], list[Tensor]] = {}  # by their site and positions; at most one
 
         # Fill the lists above by reading all batches once. A lane is a model that is searched in turn with others: one
         # for each objective, as objectives remove different heads.
@@ -263,7 +251,7 @@ class Evaluator:
         """
         self._remove_from_towers(removed)
         self._is_aside = aside
-        self._last_label_reads = None
+        self._last_label_reads = {}
         if self.label_tower is None:
             return
 
@@ -319,17 +307,13 @@ class Evaluator:
         for the same one.
         """
         assert self.label_tower is not None
-        candidates = [CandidateHead(site, head) for head in heads]
-        last = self._last_label_reads
-        if last is not None and last.candidates == candidates:
-            return last.classes
-
-        # For each batch of texts [heads, texts, D]; together the texts are the classes.
-        features_of_text_batches = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
-        classes_by_head = torch.cat(features_of_text_batches, dim=1)  # [heads, classes, D]
-        classes = list(classes_by_head)
-        self._last_label_reads = _LabelReads(candidates, classes)
-        return classes
+        candidates = (site, *heads)
+        if candidates not in self._last_label_reads:
+            # For each batch of texts [heads, texts, D]; together the texts are the classes.
+            of_text_batches = [self.label_tower.without_each(trace, site, heads) for trace in self._label_traces]
+            classes_by_head = torch.cat(of_text_batches, dim=1)  # [heads, classes, D]
+            self._last_label_reads = {candidates: list(classes_by_head)}
+        return self._last_label_reads[candidates]
 
     @torch.inference_mode()
     def current_logits(self, batch: int) -> Tensor:

@@ -11,8 +11,7 @@ value and mean. A gate that goes from one to zero removes the head, so the forec
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from hydractl.circuit.evaluator import Evaluator, over_batches
 from hydractl.circuit.objective import OBJECTIVE_BY_NAME
 from hydractl.circuit.winners import CandidateHead
+from hydractl.criteria.criterion import gradients_of
 from hydractl.distributed import Processes
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import auroc, curve_of
@@ -205,7 +205,7 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
         heads += [CandidateHead(site, head) for head in kept]
 
     of_batches = {}
-    with torch.inference_mode(False), torch.enable_grad(), _without_gradients_of_weights(evaluator.model):
+    with torch.inference_mode(False), torch.enable_grad(), gradients_of(evaluator.model, ()):
         for batch in range(len(evaluator.batches)):
             of_batches[batch] = _slopes_of_batch(evaluator, batch, names)
             is_finite = all(bool(values.isfinite().all()) for values in of_batches[batch].values())
@@ -261,19 +261,6 @@ def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str
     parameter = next(evaluator.model.parameters())
     labels_on_device = torch.from_numpy(labels).to(parameter.device)
     return [name for name in names if name != OOD_SCORE], labels_on_device
-
-
-@contextlib.contextmanager
-def _without_gradients_of_weights(model: nn.Module) -> Iterator[None]:
-    """Turn off the gradients of weights inside this context: their graphs would keep more activations in memory."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
 
 
 # --- forecasts --------------------------------------------------------------------------------------------------------

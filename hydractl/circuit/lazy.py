@@ -29,7 +29,7 @@ from hydractl.circuit.forecasts import (
 )
 from hydractl.circuit.journal import Record
 from hydractl.circuit.objective import Doubt
-from hydractl.circuit.search import GreedySearch, SearchKeywords
+from hydractl.circuit.search import GreedySearch, SearchKeywords, evaluations
 from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
 
 SLOPES_EVERY = 6
@@ -115,14 +115,11 @@ class Lazy(GreedySearch):
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations to expect from a step on; objectives that ask for different heads need more."""
-        expected = 0
+        removed = step - 1
+        expected = evaluations(len(self.heads) - removed, budget - removed, self.size)
         if step == 1:
             # Heads of the tower that reads labels have no slopes: the first step evaluates all of them.
-            heads_of_labels = [head for head in self.heads if self._reads_labels(head)]
-            expected += len(heads_of_labels)
-        for later_step in range(step, budget + 1):
-            heads_left = len(self.heads) - later_step + 1
-            expected += min(self.size, heads_left)
+            expected += sum(map(self._reads_labels, self.heads))
         return expected
 
     def _show_evaluations_left(self, evaluations: int) -> None:

@@ -75,21 +75,15 @@ def plan_search(
     is_headmap = options.algorithm == "headmap"
 
     # Count evaluations of the whole data: Headmap tries each head once, Algorithm 1 tries all heads left at every step.
+    # The lazy search evaluates only some of these.
     naive_count = len(heads) if is_headmap else evaluations(len(heads), budget)
-    count = naive_count
-
-    # The lazy search evaluates only some of the heads left.
-    if asked_at_most is not None:
-        count = 0
-        for step in range(budget):
-            heads_left = len(heads) - step
-            count += min(asked_at_most, heads_left)
+    count = len(heads) if is_headmap else evaluations(len(heads), budget, asked_at_most)
 
     # Count the work in sample-blocks (one block on one sample), one objective after another.
     if is_headmap:
         # One round for each site, in which only the heads of this site are evaluated.
-        count = len(set(sites))
-        rounds = [_PlannedRound(present=1.0, tried=1 / count, passes=1.0)] * count
+        number_of_sites = len(set(sites))
+        rounds = [_PlannedRound(present=1.0, tried=1 / number_of_sites, passes=1.0)] * number_of_sites
     else:
         rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
     naive_work = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,59 +116,69 @@ class SampleSet:
 # --- an order in which a losing candidate is seen early ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Certainty:
-    """The scores of every sample of one set before any head is removed, in the order of the data set.
-
-    Attributes:
-        scores: the OOD scores ``[N]``.
-        margin: log p of the label minus the highest log p of another class ``[N]``; None for OOD samples.
-        loss: -log p of the label ``[N]``; None for OOD samples.
-    """
-
-    scores: Floats
-    margin: Floats | None = None
-    loss: Floats | None = None
-
-
 def undecided_first(
-    inside: Certainty, outside: Certainty | None, objectives: Sequence[str], lengths: Mapping[str, Sequence[int] | None]
-) -> dict[str, list[int]]:
-    """Return the indices of the samples of each set, those first that tell the candidates of a search apart.
+    dataset: Dataset,
+    model: HydraModel,
+    objectives: Sequence[str],
+    batch_size: int,
+    workers: int | None,
+    ood_score: str,
+    labelled: bool,
+    advance: Callable[[int], None] = lambda samples: None,
+    columns: ClassRange = ALL_CLASSES,
+) -> list[int]:
+    """Return the indices of the samples of one set, those first that tell the candidates of a search apart.
 
     Every order gives the same result; this one shows early which candidates lose, so that they are given up. The hazard
     of a sample is how likely it shows this: an ID sample that is wrong, nearly wrong, or looks like an OOD sample, and
-    an OOD sample that looks like an ID sample. If lengths matter, samples of similar hazard are sorted by length, so
-    that little is padded.
+    an OOD sample that looks like an ID sample. The whole model runs once over the set to tell. If lengths matter,
+    samples of similar hazard are sorted by length, so that little is padded.
 
     Args:
-        inside, outside: the scores of the ID and of the OOD samples under the whole model.
+        dataset: the set.
+        model: a model with one member.
         objectives: the objectives of the search.
-        lengths: the lengths of the samples in tokens, by ``id`` and ``ood``; None if lengths do not matter.
-
-    Returns:
-        The indices of the samples, by ``id`` and, if there are OOD samples, ``ood``.
+        batch_size, workers: how many samples are read at a time, and by how many processes.
+        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
+        labelled: whether it is an ID set.
+        advance: called with the number of samples of each batch.
+        columns: the range of the set's classes among the classes of the model.
     """
-    assert inside.margin is not None
-    assert inside.loss is not None
-    reads_margin = "acc" in objectives or "avg" in objectives
-    reads_scores = "ood" in objectives or "avg" in objectives
+    parameter = next(model.parameters())
+    first, end = columns
+    indices: list[int] = []
+    scores_of_batches = []
+    margins_of_batches = []  # log p of the label minus the highest log p of another class, [B] each
+    losses_of_batches = []  # -log p of the label, [B] each
+    with torch.inference_mode():
+        for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
+            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+            logits = model.member_logits(inputs)[0][:, first:end]  # [B, classes]
+            members = as_one_member(logits)
+            scores_of_batches.append(OOD_SCORES[ood_score](members))
+            if labelled:
+                labels = np.asarray(batch.labels)
+                log_p = pooled_log_probs(members)  # [B, classes]
+                margins_of_batches.append(margins(log_p, labels))
+                losses_of_batches.append(-log_p[np.arange(len(labels)), labels])
+            indices += batch.indices
+            advance(len(batch.indices))
+
+    # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
+    order_of_set = np.argsort(indices)
+    scores = np.concatenate(scores_of_batches)[order_of_set]
+    if not labelled:
+        return _most_hazardous_first(_relative_rank(-scores), dataset.lengths())
 
     # The hazard of an ID sample is the sum of its relative ranks (each 0 to 1) in what the objectives read.
-    hazards = np.zeros(len(inside.scores))
-    if reads_margin:
-        hazards += _relative_rank(-inside.margin)
+    hazards = np.zeros(len(scores))
+    if "acc" in objectives or "avg" in objectives:
+        hazards += _relative_rank(-np.concatenate(margins_of_batches)[order_of_set])
     if "nll" in objectives:
-        hazards += _relative_rank(inside.loss)
-    if reads_scores and outside is not None:
-        hazards += _relative_rank(inside.scores)
-
-    # Put the samples with the greatest hazard first; for OOD samples it is how much they look like ID samples.
-    order = {"id": _most_hazardous_first(hazards, lengths["id"])}
-    if outside is not None:
-        ood_hazards = _relative_rank(-outside.scores)
-        order["ood"] = _most_hazardous_first(ood_hazards, lengths["ood"])
-    return order
+        hazards += _relative_rank(np.concatenate(losses_of_batches)[order_of_set])
+    if "ood" in objectives or "avg" in objectives:
+        hazards += _relative_rank(scores)
+    return _most_hazardous_first(hazards, dataset.lengths())
 
 
 def _relative_rank(values: Floats) -> Floats:
@@ -204,56 +214,3 @@ def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> lis
         longest_first = sorted(stratum.tolist(), key=minus_length)
         order_by_length += longest_first
     return order_by_length
-
-
-def measure_certainty(
-    dataset: Dataset,
-    model: HydraModel,
-    batch_size: int,
-    workers: int | None,
-    ood_score: str,
-    labelled: bool,
-    advance: Callable[[int], None] = lambda samples: None,
-    columns: ClassRange = ALL_CLASSES,
-) -> Certainty:
-    """Run the whole model once over one set, and return the scores of its samples in the order of the set.
-
-    Args:
-        dataset: the set.
-        model: a model with one member.
-        batch_size, workers: how many samples are read at a time, and by how many processes.
-        ood_score: the name of the OOD score, one of :data:`hydractl.metrics.ood.OOD_SCORES`.
-        labelled: whether it is an ID set.
-        advance: called with the number of samples of each batch.
-        columns: the range of the set's classes among the classes of the model.
-    """
-    parameter = next(model.parameters())
-    first, end = columns
-    indices: list[int] = []
-    scores = []
-    margins_of_batches = []
-    losses = []
-    with torch.inference_mode():
-        for batch in batches(dataset, model.preprocess, batch_size, workers=workers):
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
-            logits = model.member_logits(inputs)[0][:, first:end]  # [B, classes]
-            members = as_one_member(logits)
-            scores.append(OOD_SCORES[ood_score](members))
-            if labelled:
-                labels = np.asarray(batch.labels)
-                log_p = pooled_log_probs(members)  # [B, classes]
-                margins_of_batches.append(margins(log_p, labels))
-                losses.append(-log_p[np.arange(len(labels)), labels])
-            indices += batch.indices
-            advance(len(batch.indices))
-
-    # Batches may have come in another order, e.g. sorted by the lengths of texts: go back to the order of the set.
-    order_of_set = np.argsort(indices)
-    all_scores = np.concatenate(scores)[order_of_set]
-    if not labelled:
-        return Certainty(all_scores)
-    return Certainty(
-        scores=all_scores,
-        margin=np.concatenate(margins_of_batches)[order_of_set],
-        loss=np.concatenate(losses)[order_of_set],
-    )

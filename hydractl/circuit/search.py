@@ -316,10 +316,12 @@ def objectives_by_removed_heads(
     return groups
 
 
-def evaluations(heads: int, budget: int) -> int:
+def evaluations(heads: int, budget: int, most_in_a_step: int | None = None) -> int:
     """Return how many evaluations of the whole data Algorithm 1 needs: 5,784 to remove ``budget`` = 48 of 144 heads.
 
-    Each step evaluates every head that is left, one fewer than the step before.
+    Each step evaluates every head that is left, one fewer than the step before, or at most ``most_in_a_step`` of them.
     """
     candidates_by_step = [heads - step for step in range(budget)]
+    if most_in_a_step is not None:
+        candidates_by_step = [min(most_in_a_step, left) for left in candidates_by_step]
     return sum(candidates_by_step)

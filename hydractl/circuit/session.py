@@ -28,7 +28,7 @@ from hydractl.circuit.plan import (
     tell_plan,
     tell_work,
 )
-from hydractl.circuit.samples import ClassRange, SampleSet, measure_certainty, undecided_first
+from hydractl.circuit.samples import ClassRange, SampleSet, undecided_first
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import GreedySearch, SearchKeywords
 from hydractl.circuit.tasks import open_tasks, role_of, set_runs, warnings_of_sets, with_classes_of_data
@@ -146,24 +146,20 @@ class Session:
         return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
-        """Return an order of the samples of each set that lets losing candidates stop early: undecided samples first.
-
-        A set that several tasks read is ordered for the last of them.
-        """
-        # The scores of the samples of each set under the whole model.
+        """Return the order of the samples of each set in which losing candidates stop early: undecided ones first."""
         first_columns: dict[str, ClassRange] = {}  # for each set the classes of the first task that reads it
         for task in self.tasks:
             for name in task.sets:
                 first_columns.setdefault(name, task.columns)
 
-        certainty = {}
+        order = {}
         total = sum(self._size_of_set.values())
         with self.log.progress("finding what is undecided", total, "samples") as progress:
-            # A score depends on the classes, so a set that several tasks read is measured for the first of them.
             for name, dataset in self.sets.items():
-                certainty[name] = measure_certainty(
+                order[name] = undecided_first(
                     dataset,
                     self.model,
+                    self.options.objective,
                     self.options.batch_size,
                     self.options.workers,
                     self.options.ood_score,
@@ -171,20 +167,6 @@ class Session:
                     advance=progress.advance,
                     columns=first_columns[name],
                 )
-
-        # A task is an ID set with an OOD set, or an ID set alone.
-        order: dict[str, list[int]] = {}
-        for task in self.tasks:
-            inside = certainty[task.data]
-            outside = None
-            lengths = {"id": self.sets[task.data].lengths()}
-            if task.ood is not None:
-                outside = certainty[task.ood]
-                lengths["ood"] = self.sets[task.ood].lengths()
-            order_of_task = undecided_first(inside, outside, self.options.objective, lengths)
-            order[task.data] = order_of_task["id"]
-            if task.ood is not None:
-                order[task.ood] = order_of_task["ood"]
         return order
 
     def _build_evaluator(self, order: Mapping[str, Sequence[int]], memory_bytes: int) -> Evaluator:

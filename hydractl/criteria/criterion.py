@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -135,6 +135,23 @@ def gates_kept(model: ScoredModel) -> Iterator[list[Any]]:
     finally:
         for attention, gate in zip(model.attentions, before, strict=True):
             attention.head_gate = gate
+
+
+@contextmanager
+def gradients_of(model: Any, chosen: Iterable[Any]) -> Iterator[None]:
+    """Turn on the gradients of the chosen parameters of a torch module alone, inside this context.
+
+    The graphs of the other parameters would keep more activations in memory. Afterwards all are as before.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.requires_grad_(False)
+        for parameter in chosen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter, required_gradients in before:
+            parameter.requires_grad_(required_gradients)
 
 
 @dataclass

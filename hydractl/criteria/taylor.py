@@ -8,12 +8,8 @@ the whole calibration sample. Then ``q = mean over R_h of |W_Q * G_Q|``, k and v
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel
-
-if TYPE_CHECKING:
-    pass
+from hydractl.criteria.criterion import Calibration, Criterion, ScoredModel, gradients_of
 
 
 class Taylor(Criterion):
@@ -35,23 +31,15 @@ class Taylor(Criterion):
                 weights[site_index] = weight
                 summed_gradients[site_index] = torch.zeros_like(weight, dtype=torch.float64)
 
-        # Compute gradients of these weights only.
-        trainable_before = [parameter.requires_grad for parameter in model.parameters()]
-        model.requires_grad_(False)
-        for weight in weights.values():
-            weight.requires_grad_(True)
-        try:
-            with calibration.log.progress("taylor", calibration.size, "samples") as progress:
-                for loss, count in calibration.losses(model):
-                    if weights:
-                        gradients = torch.autograd.grad(loss, list(weights.values()))
-                        for site_index, gradient in zip(weights, gradients, strict=True):
-                            # Sum batches in float64, so that their number does not change the result.
-                            summed_gradients[site_index] += gradient.double()
-                    progress.advance(count)
-        finally:
-            for parameter, was_trainable in zip(model.parameters(), trainable_before, strict=True):
-                parameter.requires_grad_(was_trainable)
+        progress_bar = calibration.log.progress("taylor", calibration.size, "samples")
+        with gradients_of(model, weights.values()), progress_bar as progress:
+            for loss, count in calibration.losses(model):
+                if weights:
+                    gradients = torch.autograd.grad(loss, list(weights.values()))
+                    for site_index, gradient in zip(weights, gradients, strict=True):
+                        # Sum batches in float64, so that their number does not change the result.
+                        summed_gradients[site_index] += gradient.double()
+                progress.advance(count)
 
         scores: dict[int, list[float]] = {site_index: [] for site_index in sites}
         for site_index, summed_gradient in summed_gradients.items():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hydractl.criteria import Calibration, Criterion, Decider, ScoredModel
+from hydractl.criteria.criterion import gates_kept
 from hydractl.data import Batch, Dataset, batches
 from hydractl.data.base import left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.part import DatasetPart
@@ -277,7 +278,7 @@ def _score_site_by_site(
     removals_by_path = site_budget(present, scoring.keep, scoring.remove)
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
-    try:
+    with gates_kept(model):
         for index, path in zip(site_indices, paths, strict=True):
             scores_of_sites = criterion.score(model, calibration, [index])
             site_scores = scores_of_sites[index]
@@ -289,9 +290,6 @@ def _score_site_by_site(
             gate = torch.ones(1, heads, device=parameter.device, dtype=parameter.dtype)  # [1, heads]
             gate[0, removed] = 0
             model.attentions[index].head_gate = gate
-    finally:
-        for attention in model.attentions:
-            attention.head_gate = None
     return scores
 
 

@@ -400,6 +400,8 @@ def test_an_approximation_says_so_and_is_a_search_of_its_own() -> None:
 
 
 def test_headmap_is_an_algorithm_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "-o", "h.json", "--dry-run", "--json")
+    assert json.loads(capsys.readouterr().out)["evaluations_per_objective"] == 9  # each head once
     run(*SEARCH, "--algorithm", "headmap", "--keep", "2", "-o", "h.json")
     document = read_json("h.json")
     assert document["algorithm"] == "headmap" and document["objective"] == "nll"
