@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -178,9 +177,7 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float
     Timed is the evaluation of one candidate on the first ID batch, including the counting of its results.
     """
     site, position = head
-    first_id_batch = 0
-    while evaluator.batches[first_id_batch].labels is None:
-        first_id_batch += 1
+    first_id_batch = 0  # ID batches come first
 
     # At the first call with a shape, libraries do one-time work.
     evaluator.go_to_model_without([])
@@ -189,8 +186,8 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float
 
     # Of later calls the shortest counts: others may have waited for other work of the machine. Seconds are divided by
     # the work of the call, which is counted in blocks times samples.
-    shortest = math.inf
-    least_busy = math.inf
+    of_clock = []
+    of_processor = []
     for _ in range(_TIMED_CALLS):
         evaluator.go_to_model_without([])
         work_before = evaluator.work
@@ -199,10 +196,10 @@ def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float
         evaluator.values_without_each(first_id_batch, site, [position])
         busy = time.process_time() - busy_before
         elapsed = time.perf_counter() - start
-        work = evaluator.work - work_before
-        shortest = min(shortest, elapsed / max(work, 1e-9))
-        least_busy = min(least_busy, busy / max(work, 1e-9))
-    return shortest, least_busy
+        work = max(evaluator.work - work_before, 1e-9)
+        of_clock.append(elapsed / work)
+        of_processor.append(busy / work)
+    return min(of_clock), min(of_processor)
 
 
 def free_memory(device: torch.device) -> int:

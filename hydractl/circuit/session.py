@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -230,13 +229,17 @@ class Session:
             middle_batches[name] = order[start:end]
         evaluator = self._build_evaluator(middle_batches, sys.maxsize)
 
-        # Plan the memory for the batches of all data, each as large as those that were read are on average.
-        batches = 0
+        # Plan the memory for the batches of all data, whose samples are as large as those read here are on average.
+        samples_here = sum(batch.size for batch in evaluator.batches)
+        bytes_of_sample = sum(evaluator.stem_bytes) / samples_here
+        stem_bytes = []
         for name, _ in set_runs(self.tasks):
-            batches += math.ceil(self._size_of_set[name] / batch_size)
-        mean_bytes = sum(evaluator.stem_bytes) // len(evaluator.stem_bytes)
+            size = self._size_of_set[name]
+            for start in range(0, size, batch_size):
+                samples = min(batch_size, size - start)
+                stem_bytes.append(round(samples * bytes_of_sample))
         memory = plan_memory(
-            [mean_bytes] * batches,
+            stem_bytes,
             blocks=len(evaluator.sample_tower.sites),
             limit=self._memory_for_states,
             lanes=len(self.options.objective),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypedDict
 
-from hydractl.errors import InputError
 from hydractl.heads.mask import Head, HeadMask
 
 
@@ -16,25 +14,8 @@ def comparable(a: HeadMask, b: HeadMask) -> bool:
     return dict(a.heads) == dict(b.heads)
 
 
-class SetOverlap(TypedDict):
-    """Two sets of heads compared; see :func:`mask_overlap`."""
-
-    counts: list[int]
-    shared: int
-    jaccard: float | None
-    overlap: float | None
-    divergence: float | None
-
-
-class MaskOverlap(TypedDict):
-    """Two masks compared by what they keep and by what they remove."""
-
-    kept: SetOverlap
-    removed: SetOverlap
-
-
-def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
-    """Compare two masks by what they keep (``kept``) and by what they remove (``removed``).
+def mask_overlap(a: HeadMask, b: HeadMask) -> dict[str, Mapping[str, object]]:
+    """Compare two masks of the same sites by what they keep (``kept``) and by what they remove (``removed``).
 
     Returns:
         For both, as in ``hydractl.overlap/1``: ``counts``, the numbers of heads in the first and in the second set;
@@ -42,19 +23,14 @@ def mask_overlap(a: HeadMask, b: HeadMask) -> MaskOverlap:
         heads over those of the smaller set; ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two
         distributions of heads over sites. The divergence is 0 for sets with the same share of heads at every site,
         whichever heads these are. A number that has no meaning because a set is empty is None.
-
-    Raises:
-        InputError: the masks have different sites or head counts.
     """
-    if not comparable(a, b):
-        raise InputError("the masks are of different models: their sites or head counts differ")
     return {
         "kept": _compare_sets(a.kept_heads, b.kept_heads),
         "removed": _compare_sets(a.removed_heads, b.removed_heads),
     }
 
 
-def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> SetOverlap:
+def _compare_sets(a: Sequence[Head], b: Sequence[Head]) -> dict[str, object]:
     """Compare two sets of heads, each listed without repetition.
 
     Returns:
