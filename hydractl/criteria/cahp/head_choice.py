@@ -269,65 +269,51 @@ def head_outputs(
     blocks_to_run = range(chain.sites.start, max(sites) + 1)  # later blocks do not change these outputs
 
     # Put an observer on the attention of each site, run the blocks on all batches, and remove the observers again.
-    observers = {}
-    for site_index in sites:
-        head_dim = model.attentions[site_index].only.head_dim
-        observers[site_index] = _HeadObserver(head_dim)
+    joined: dict[int, list[Tensor]] = {site_index: [] for site_index in sites}  # of the batch that runs
+    outputs_of_batches: dict[int, list[npt.NDArray[np.floating]]] = {site_index: [] for site_index in sites}
     try:
-        for site_index, observer in observers.items():
-            model.attentions[site_index].observer = observer
+        for site_index in sites:
+            model.attentions[site_index].observer = joined[site_index].append
         with log.progress("cahp: heads", samples, "samples") as progress:
             for inputs, labels in batches:
                 state = chain.stem(inputs)
                 positions = None if stages.reads is None else stages.reads(state)
-                for observer in observers.values():
-                    observer.begin_batch(len(labels), positions)
                 for block in blocks_to_run:
                     state = chain.block(block, state)
+                for site_index in sites:
+                    head_dim = model.attentions[site_index].only.head_dim
+                    of_batch = _outputs_of_heads(joined[site_index].pop(), len(labels), positions, head_dim)
+                    outputs_of_batches[site_index].append(of_batch)
                 progress.advance(len(labels))
     finally:
         for site_index in sites:
             model.attentions[site_index].observer = None
 
     outputs = {}
-    for site_index, observer in observers.items():
-        outputs[site_index] = np.concatenate(observer.outputs)
+    for site_index, of_batches in outputs_of_batches.items():
+        outputs[site_index] = np.concatenate(of_batches)
         if not np.isfinite(outputs[site_index]).all():
             raise NonFiniteError(f"the output of a head of {model.sites[site_index].path} is not finite")
     return outputs
 
 
-class _HeadObserver:
-    """Collects the outputs of the heads of one site, batch after batch, in ``outputs``.
+def _outputs_of_heads(
+    joined: Tensor, samples: int, positions: Tensor | None, head_dim: int
+) -> npt.NDArray[np.floating]:
+    """Return the outputs of the heads of one site for one batch, ``[B, heads, head_dim]``, at least float32.
 
     Args:
+        joined: the outputs of the heads side by side for all tokens, ``[B * windows, T, heads * head_dim]``.
+        samples: the number of samples of the batch, B.
+        positions: the indices of the tokens that the model reads out, ``[B, tokens]``; None for all tokens.
         head_dim: the width of a head.
     """
-
-    def __init__(self, head_dim: int) -> None:
-        self._head_dim = head_dim
-        self._samples = 0
-        self._positions: Tensor | None = None
-        self.outputs: list[npt.NDArray[np.floating]] = []
-
-    def begin_batch(self, samples: int, positions: Tensor | None) -> None:
-        """Prepare for a batch, which the next call observes.
-
-        Args:
-            samples: the number of samples of the batch, B.
-            positions: the indices of the tokens that the model reads out, ``[B, tokens]``; None for all tokens.
-        """
-        self._samples = samples
-        self._positions = positions
-
-    def __call__(self, joined: Tensor) -> None:
-        """Keep the outputs of the heads for one batch, given side by side for all tokens, ``[B * windows, T, D]``."""
-        by_sample = joined.reshape(self._samples, -1, joined.shape[2])  # [B, windows * T, D]
-        pooled = _mean_at_tokens(by_sample, self._positions)  # [B, D]
-        by_head = pooled.unflatten(1, (-1, self._head_dim))  # [B, heads, head_dim]
-        dtype = torch.promote_types(by_head.dtype, torch.float32)  # numpy has no bfloat16
-        outputs = by_head.to(dtype).cpu()
-        self.outputs.append(outputs.numpy())
+    by_sample = joined.reshape(samples, -1, joined.shape[2])  # [B, windows * T, D]
+    pooled = _mean_at_tokens(by_sample, positions)  # [B, D]
+    by_head = pooled.unflatten(1, (-1, head_dim))  # [B, heads, head_dim]
+    dtype = torch.promote_types(by_head.dtype, torch.float32)  # numpy has no bfloat16
+    outputs = by_head.to(dtype).cpu()
+    return outputs.numpy()
 
 
 def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
