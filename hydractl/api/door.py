@@ -13,7 +13,7 @@ from torch import nn
 
 from hydractl.api.models import Model, ModelLike, held_spec, open
 from hydractl.api.progress import PythonLog
-from hydractl.errors import HydraError, InputError, RequirementError, UsageError
+from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.inputs import reading
 from hydractl.files.results import Result
@@ -93,9 +93,7 @@ def call(declared: Declared, arguments: Sequence[object], keywords: Mapping[str,
         raise
 
     # Only now, so that what was computed has been written.
-    unmet = outcome.unmet
-    if unmet:
-        raise RequirementError(f"{len(unmet)} of the requirements do not hold", problems=unmet)
+    outcome.refuse_unmet()
     return result
 
 

@@ -134,7 +134,7 @@ def _take_recipe(call: Call, recipe: str) -> None:
         if call.rank(name) == RECIPE:  # a value that somebody gave is left to the check of options
             call.put_back(name, "val")
             call.sources[name] = f"default, as recipe {recipe} needs --val for it"
-            call.notes.append(f"{call.label(name)} of recipe {recipe} is passed over: it needs --val")
+            call.log.info(f"{call.label(name)} of recipe {recipe} is passed over: it needs --val")
 
 
 def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:

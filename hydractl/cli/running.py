@@ -27,7 +27,7 @@ from hydractl.cli.answer import Answer, table_text
 from hydractl.cli.compiler_on_demand import import_compiler_on_demand
 from hydractl.cli.console import ConsoleLog, Stray
 from hydractl.cli.request import INFO, Request
-from hydractl.errors import HydraError, InputError, RequirementError, UsageError
+from hydractl.errors import HydraError, InputError, UsageError
 from hydractl.files.collecting import importing
 from hydractl.files.inputs import reading
 from hydractl.options.call import Call, gather
@@ -223,11 +223,7 @@ def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_r
             call.log.info(f"wrote {path}")
 
     # After printing, so that nobody has to compute it again to see why.
-    unmet = outcome.unmet
-    if len(unmet) == 1:
-        raise RequirementError(f"requirement not met: {unmet[0]}")
-    if unmet:
-        raise RequirementError(f"{len(unmet)} requirements not met", problems=unmet)
+    outcome.refuse_unmet()
 
 
 def _check_versions() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError
 from hydractl.families.base import MERGEABLE, attention_names, read_heads
 from hydractl.families.meta_device import plain_sizes
 from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
@@ -198,13 +198,8 @@ def plan_fusion(
         headers_only: read no weights, and count no tensors as equal; the real fused model may then be smaller.
 
     Raises:
-        UsageError: a part cannot be averaged.
         InputError: the members differ where they must not; all differences are listed.
     """
-    unknown = [part for part in merge if part not in MERGEABLE]
-    if unknown:
-        known = ", ".join(MERGEABLE)
-        raise UsageError(f"unknown parts to merge: {', '.join(unknown)}", hint=f"any of {known}")
     merged_parts = [part for part in MERGEABLE if part in merge]
     check_members(sources)
 
@@ -307,11 +302,8 @@ def check_members(sources: Sequence[Source]) -> None:
     """Check whether models can be members of one fused model, from their headers only.
 
     Raises:
-        UsageError: there are no models.
         InputError: the models differ where they must not; all differences are listed.
     """
-    if not sources:
-        raise UsageError("no members to fuse", hint="hydractl fuse a.st b.st c.st -o hydra.st")
     problems = [f"{source.name} is itself a fused model" for source in sources if source.description.kind == "fused"]
 
     # Compare every other model with the first.

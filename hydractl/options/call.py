@@ -53,9 +53,7 @@ class Call:
         sources: where each value came from: ``flag``, ``HYDRACTL_KEEP``, ``hydra.yaml:prune.keep`` or ``default``.
         ranks: the rank of each option's source, by name, without defaults.
         wrong: the problems of each option whose value cannot be read or breaks a rule; nothing more is reported of it.
-        problems: the problems of the sources.
-        between: the problems between options.
-        notes: sentences about values that were passed over, for the log.
+        problems: the problems of the sources, and those between options.
         log: the log of the call.
         from_python: whether a Python program calls, and no command line.
         ready: is called when the options are right, before the work starts.
@@ -67,8 +65,6 @@ class Call:
     ranks: dict[str, int] = field(default_factory=dict)
     wrong: dict[str, list[str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    between: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     log: Log = field(default_factory=Log)
     from_python: bool = False
     ready: Callable[[], object] = lambda: None
@@ -138,7 +134,7 @@ class Call:
 
     def add(self, problem: str, source_of: str = "") -> None:
         """Add a problem, as a whole sentence without a full stop; at its end may stand where an option was given."""
-        self.between.append(problem + self.where(source_of))
+        self.problems.append(problem + self.where(source_of))
 
     def of(self, name: str, problem: str) -> None:
         """Add a problem as a sentence that begins with an option, and where that was given."""
@@ -343,8 +339,8 @@ def checking() -> Iterator[Call]:
     # Those of this verb: the block runs here.
     yield call
 
-    # All problems: of files, of single options, and between options.
-    problems = [*call.problems, *chain.from_iterable(call.wrong.values()), *call.between]
+    # All problems: of single options, of files, and between options.
+    problems = [*chain.from_iterable(call.wrong.values()), *call.problems]
     refuse_options(problems, f"the options of {call.verb}", hint=f"hydractl {call.verb} --help")
     call.ready()
 

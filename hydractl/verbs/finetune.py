@@ -80,7 +80,6 @@ def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
         betas=tuple(values["betas"]),
         schedule=filled(ScheduleOptions, values, shape=values["schedule"], floor=values["lr_floor"]),
         recipe=in_effect,
-        notes=call.notes,
     )
     return train(request, call.log)
 

@@ -33,7 +33,6 @@ class TrainingRequest(TrainOptions):
         save_every: how often the unfinished training is saved, such as ``10m`` or ``500``.
         resume, force, dry_run: as every verb has them.
         recipe: every option that a recipe may decide, with its value and the source of that.
-        notes: sentences about values of the recipe that cannot be used.
     """
 
     models: Sequence[ModelRef]
@@ -52,7 +51,6 @@ class TrainingRequest(TrainOptions):
     force: bool
     dry_run: bool
     recipe: Mapping[str, RecipeSetting]
-    notes: Sequence[str] = ()
 
     @property
     def trainings(self) -> int:

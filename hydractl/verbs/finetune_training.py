@@ -192,12 +192,10 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
-    # The files, and notes on settings that are not used.
+    # The files.
     output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
     request = replace(request, output=output)
     request.files  # noqa: B018 - raises UsageError for a log that is another file of this training
-    for note in request.notes:
-        log.info(note)
 
     # Open the model and its data.
     request = request.with_method()

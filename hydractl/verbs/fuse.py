@@ -22,19 +22,16 @@ from hydractl.fusion.averaging import AUTO, CheckedFusion, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
-from hydractl.model.cost import cost_of, dense_macs, dense_parameters, parameters, size_of, total_cost
+from hydractl.model.cost import cost_of, dense_macs, dense_parameters, size_of, total_cost
 from hydractl.model.loading import resolve_device
 from hydractl.model.matching import refuse_posterior
 from hydractl.model.source import Source, open_sources
 from hydractl.options.call import Call
 from hydractl.report.fuse_words import averaging_words, warning_of_averaging
-from hydractl.report.texts import count_text
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 
-_UNDECIDED = (
-    "whether members are averaged, as here, or kept whole, with at most {} parameters, is decided when weights are read"
-)
+_UNDECIDED = "whether members are averaged, as here, or kept whole is decided when weights are read"
 _AT_MOST = "parameters and mult-adds are at most these: what is equal in the members is found when weights are read"
 
 
@@ -60,14 +57,11 @@ def run(call: Call) -> Outcome:
     with Output(path, force=values["force"]) as file:
         if values["dry_run"]:
             # With --merge auto the headers do not tell whether members are averaged. The answer then shows the averaged
-            # model, and its note the number of parameters of the other. Equal weights, which are stored once, are only
-            # found when weights are read.
+            # model. Equal weights, which are stored once, are only found when weights are read.
             answer = _answer_of(plan_from_headers, sources, path, dry_run=True)
             known: dict[str, object] = {"note": _AT_MOST}
             if merge == AUTO:
-                plan_without_averaging = plan_fusion(sources, [], headers_only=True)
-                most_parameters = count_text(parameters(plan_without_averaging.tensors))
-                known["note"] = _UNDECIDED.format(most_parameters)
+                known["note"] = _UNDECIDED
                 known["averaging"] = AveragingRecord.partly(asked="auto")
             return Outcome(answer.model_copy(update=known))
 

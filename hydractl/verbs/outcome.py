@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydractl.errors import RequirementError
+
 if TYPE_CHECKING:
     from hydractl.files.results import Result
 
@@ -29,6 +31,13 @@ class Outcome:
     unmet: list[str] = field(default_factory=list)
     silent: bool = False
     lines: Iterator[dict[str, object]] | None = None
+
+    def refuse_unmet(self) -> None:
+        """Raise RequirementError if a ``--require`` is not met, after the result was printed or written."""
+        if len(self.unmet) == 1:
+            raise RequirementError(f"requirement not met: {self.unmet[0]}")
+        if self.unmet:
+            raise RequirementError(f"{len(self.unmet)} requirements not met", problems=self.unmet)
 
     def returned(self) -> Any:
         """Return the result, in which a Python program finds the files."""

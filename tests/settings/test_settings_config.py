@@ -78,8 +78,8 @@ def test_empty_files_mappings_and_values_are_not_given(yaml: str, merged: Callab
 
 def test_yaml_never_guesses(merged: Callable[..., Any]) -> None:
     """YAML 1.1 would read these as a number in base 60, a boolean and a date."""
-    settings = merged("eval", {"model": ["a.st"]}, yaml="test: 12:30\nlabel_map: no\npredictions: 2024-01-01.csv")
-    assert (settings.test.text, settings.label_map.text, settings.predictions) == ("12:30", "no", "2024-01-01.csv")
+    settings = merged("eval", {"model": ["a.st"]}, yaml="test: 12:30\nlabel_map: no\npredictions: 2024-01-01.st")
+    assert (settings.test.text, settings.label_map.text, settings.predictions) == ("12:30", "no", "2024-01-01.st")
 
 
 def test_ood_as_a_mapping(merged: Callable[..., Any]) -> None:

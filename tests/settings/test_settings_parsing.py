@@ -85,12 +85,12 @@ def test_all_problems_of_all_sources_at_once(refused: Refused) -> None:
     yaml = "prune: {samples: 0, keep: [1, 2], sope: site}\nworkers: -1\n"
     flags = {"model": ["a.st", "b.st"], "method": "random", "batch_size": "x"}
     assert refused("prune", flags, {"HYDRACTL_JSON": "perhaps"}, yaml) == [
-        "hydra.yaml: unknown key 'sope' of prune; did you mean 'scope'?",
         "--keep takes one value, not a list (hydra.yaml:prune.keep)",
         "--samples must be at least 1, not 0 (hydra.yaml:prune.samples)",
         "--json must be true or false, not 'perhaps' (HYDRACTL_JSON)",
         "--workers must be at least 0, not -1 (hydra.yaml:workers)",
         "--batch-size must be a whole number, not 'x' (flag)",
+        "hydra.yaml: unknown key 'sope' of prune; did you mean 'scope'?",
         "prune takes one MODEL, not 2 (flag)",
     ]
 

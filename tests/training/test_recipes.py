@@ -12,6 +12,7 @@ import pytest
 from hydractl.api.finetune import recipe_options
 from hydractl.cli.app import main
 from hydractl.errors import UsageError
+from hydractl.log import Log
 from hydractl.options.call import gather
 from hydractl.options.verbs import declared, options_of_verb
 from hydractl.options.yaml_files import RECIPES, recipe_names
@@ -43,11 +44,23 @@ PAPER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+class Told(Log):
+    """A log that keeps what a person is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def info(self, message: str) -> None:
+        self.told.append(message)
+
+
 def settings(**arguments: Any) -> Any:
-    """The values in effect of a call by a program, with its notes."""
+    """The values in effect of a call, with what it logged."""
     given = {"model": ["x.st"], "train": "d", "val": "v", **arguments}
     call = gather(declared("finetune"), {name: value for name, value in given.items() if value is not None})
-    return SimpleNamespace(**values_when_ready(call), notes=call.notes)
+    call.log = log = Told()
+    return SimpleNamespace(**values_when_ready(call), notes=log.told)
 
 
 def test_the_recipes_are_these() -> None:
