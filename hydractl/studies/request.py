@@ -109,6 +109,11 @@ class StudyRequest:
     has_ood: bool
     given: Options
 
+    def in_memory(self) -> list[str]:
+        """Return the names of the model and the data that a Python program passed as objects; empty without any."""
+        objects = [self.model, self.train, self.val, self.test, *(one.spec for one in [*self.ood_val, *self.ood])]
+        return [one.text for one in objects if one is not None and one.held is not None]
+
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order; ``auto`` becomes the set that is made of ``--val``."""
         made = self.made_of_val

@@ -29,18 +29,20 @@ class Step:
         return all(exists)
 
 
-def script(steps: Sequence[Step], folder: Path, here: Path) -> str:
+def script(steps: Sequence[Step], folder: Path, here: Path, held: Sequence[str] = ()) -> str:
     """Return a shell script of the steps of a plan, which skips those whose files are there.
 
     Args:
         steps: the steps, each behind those that it needs.
         folder: the folder of the study.
         here: the working directory that relative paths start from.
+        held: the names of objects in memory, for which there must be files.
     """
     folders = [shlex.quote(str(folder / purpose)) for purpose in ("choose", "test")]
     lines = [
         "#!/bin/sh",
         "# The commands of this study: those run whose files are not there.",
+        *(f"# {name} was in memory: write it to a file, and put its name in the place of this one." for name in held),
         "set -eu",
         f"cd -- {shlex.quote(str(here))}",
         f"mkdir -p -- {' '.join(folders)}",

@@ -510,7 +510,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
     table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
-    commands = script(steps, folder, Path.cwd())
+    commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
     with Output(folder / "study.sh", force=True) as output:
         write_bytes(output, commands.encode("utf-8", "surrogateescape"))
     with Output(folder / "study.json", force=True) as output:

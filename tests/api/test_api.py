@@ -258,6 +258,8 @@ def test_a_study_of_what_is_in_memory_is_that_of_its_files(monkeypatch: pytest.M
     given = hydractl.study(model, **objects, output="held", **how)
     assert given.rows == of_files.rows and given.verdict == of_files.verdict
     script = Path("held/study.sh").read_text()
+    in_memory = ("memory:0", "memory:val", "memory:test", "memory:ood_val.seen", "memory:ood.noise")
+    assert all(f"# {name} was in memory: write it to a file" in script for name in in_memory)
     assert "single=memory:0 --test 'memory:val?part=2/2'" in script
     assert "memory:" not in Path("files/study.sh").read_text()
 
