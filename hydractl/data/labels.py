@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -423,28 +423,21 @@ def _refuse_unknown(
 
 
 def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Return each name as a line of a message, with the most similar label if there is one.
+    """Return each name as a line of a message, with the most similar of the checkpoint's labels if there is one."""
+    # Comparing takes the time of (names x labels), so only as many names are compared as take about a second.
+    near = similar_names(names[: _MOST_COMPARED // len(labels)], labels)
+    return [f"{name!r} (near: {near[name]!r})" if name in near else repr(name) for name in names]
 
-    Only the first names are compared, as many as take about a second.
 
-    Args:
-        names: names that are not among the labels.
-        labels: the checkpoint's class names. Upper and lower case do not matter; of two that differ only in case, the
-            first is suggested.
-    """
-    # In reverse, since later keys replace earlier ones: of labels that differ only in case, the first stays.
-    label_by_folded = {label.casefold(): label for label in reversed(labels)}
-
-    # Comparing takes the time of (names x labels), so only some names are compared.
-    most_compared = _MOST_COMPARED // len(labels)
-    lines = []
-    for index, name in enumerate(names):
-        line = repr(name)
-        similar = difflib.get_close_matches(name.casefold(), label_by_folded, n=1) if index < most_compared else []
-        if similar:
-            line += f" (near: {label_by_folded[similar[0]]!r})"
-        lines.append(line)
-    return lines
+def similar_names(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
+    """Return by name the most similar known name, whatever the case; names that none resembles are left out."""
+    # In reverse, since later keys replace earlier ones: of names that differ only in case, the first is suggested.
+    known_by_folded = {name.casefold(): name for name in reversed(known)}
+    similar = {}
+    for name in names:
+        for folded in difflib.get_close_matches(name.casefold(), known_by_folded, n=1):
+            similar[name] = known_by_folded[folded]
+    return similar
 
 
 def _subject(number: int, singular: str, plural: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import itertools
 import zlib
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from hydractl.data.base import reason
-from hydractl.data.labels import some
+from hydractl.data.labels import similar_names, some
 from hydractl.data.names import class_label_names
 from hydractl.errors import InputError, UsageError, install_hint
 from hydractl.expressions.data_sets import DataSpec
@@ -406,21 +405,11 @@ def _shown_columns(names: Sequence[str]) -> str:
 
 
 def _hint_at_similar(wanted: Iterable[str], available: Sequence[str]) -> str | None:
-    """Return a hint at available names that are similar to the wanted ones (ignoring case); None if there are none.
-
-    Args:
-        wanted: names that the file does not have.
-        available: names that it has.
-    """
-    # In reverse, since later keys replace earlier ones: of names that differ only in case, the first is suggested.
-    name_by_folded = {name.casefold(): name for name in reversed(available)}
-    similar: dict[str, str] = {}  # each suggestion once, though several wanted names may resemble it
-    for name in wanted:
-        for folded in difflib.get_close_matches(name.casefold(), name_by_folded, n=1):
-            similar[folded] = repr(name_by_folded[folded])
+    """Return a hint at available names that are similar to the wanted ones; None if there are none."""
+    similar = similar_names(wanted, available).values()
     if not similar:
         return None
-    return f"near: {', '.join(similar.values())}"
+    return f"near: {', '.join(dict.fromkeys(map(repr, similar)))}"  # each once, though several may resemble it
 
 
 # --- reading the rows -------------------------------------------------------------------------------------------------

@@ -6,8 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydractl.files.eval_answer import EvalAnswer, EvalRow, MetricBlock
-from hydractl.files.model_records import CostRecord, DataSetRecord
+from hydractl.files.eval_answer import ConformalSets, EvalAnswer, EvalRow, MetricBlock
+from hydractl.files.model_records import (
+    CalibrationRecord,
+    CostRecord,
+    DataSetRecord,
+    MeasuredThreshold,
+    ThresholdRecord,
+)
 from hydractl.files.results import Interval, Metrics, MetricValue, Record
 from hydractl.metrics.declaration import Metric, table_metrics
 from hydractl.report.tables import BEST, Cell, Ends, Table
@@ -533,14 +539,14 @@ def corrupted_accuracy(rows: Rows) -> Table:
 
 
 def settings_table(rows: Rows) -> Table:
-    """Return the table of MC dropout, calibration, conformal sets and threshold, for rows that have them."""
+    """Return the table of calibration, conformal sets and threshold, for rows that have them."""
     lines = []
     for row in rows:
+        threshold = row.threshold or MeasuredThreshold()  # without values if the row has none
         facts = {
-            "MC dropout": _dropout_words(row),
-            "calibration": _calibration_words(row),
-            "conformal sets": _conformal_words(row),
-            "threshold": _threshold_words(row),
+            "calibration": calibration_words(row.calibration),
+            "conformal sets": _conformal_words(row.conformal),
+            "threshold": threshold_words(row.threshold, {"ID": threshold.id_flagged, **(threshold.ood_flagged or {})}),
         }
         for name, text in facts.items():
             if text:
@@ -548,62 +554,42 @@ def settings_table(rows: Rows) -> Table:
     return Table("fitted or given", _heads("model", "what", ""), lines, left=3)
 
 
-def _dropout_words(row: EvalRow) -> str:
-    """Return words on how a row was measured by MC dropout; empty if it was not."""
-    dropout = row.mc_dropout
-    return "" if dropout is None else f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}"
+def calibration_words(calibration: CalibrationRecord | None) -> str:
+    """Return words on how logits were calibrated, e.g. ``temperature 1.31; fitted on val.csv (n = 500)``.
 
-
-def _calibration_words(row: EvalRow) -> str:
-    """Return words on how the logits of a row were calibrated; empty if they were not.
-
-    For example ``temperature 1.31; fitted on val.csv (n = 500)``. Some calibrations scale each class by a number of its
-    own (scale and bias).
+    Empty if they were not.
     """
-    calibration = row.calibration
     if calibration is None:
         return ""
-    parts = []
+    words = "a scale and a bias of each class"
     if calibration.temperature is not None:
-        parts.append(f"temperature {number(calibration.temperature)}")
-    elif calibration.kind:
-        parts.append(calibration.kind)
-    for name, numbers in (("scale", calibration.scale), ("bias", calibration.bias)):
-        if numbers:
-            parts.append(f"{len(numbers)} numbers of {name}")
+        words = f"temperature {number(calibration.temperature)}"
     data = calibration.fitted_on
-    if data is not None and data.spec:
-        parts.append(f"fitted on {data.spec}" + ("" if data.n is None else f" (n = {data.n})"))
-    return "; ".join(parts)
+    return words if data is None else f"{words}; fitted on {data.spec or '-'} (n = {data.n or '-'})"
 
 
-def _conformal_words(row: EvalRow) -> str:
+def _conformal_words(sets: ConformalSets | None) -> str:
     """Return words on how many conformal (prediction) sets hold the label, and how many should; empty without sets.
 
     That is a share of 1 - alpha: with an alpha of 0.1 there should be 90 %.
     """
-    sets = row.conformal
     if sets is None:
         return ""
     wanted = None if sets.alpha is None else 1 - sets.alpha
-    size = "" if sets.n_val is None else f" from n = {sets.n_val} validation samples"
     return (
-        f"{sets.method or 'sets'}: {percent(sets.coverage)} of the sets hold the label, "
-        f"wanted {percent(wanted)}; mean size "
-        f"{number(sets.mean_size, 2)} classes, {percent(sets.empty)} are empty; "
-        f"qhat {number(sets.qhat)}{size}"
+        f"{sets.method or '-'}: {percent(sets.coverage)} of the sets hold the label, wanted {percent(wanted)}; "
+        f"mean size {number(sets.mean_size, 2)} classes, {percent(sets.empty)} are empty; "
+        f"qhat {number(sets.qhat)} from n = {sets.n_val or '-'} validation samples"
     )
 
 
-def _threshold_words(row: EvalRow) -> str:
-    """Return words on the OOD threshold of a row, and the share of each data set that it flags; empty if it has none.
+def threshold_words(threshold: ThresholdRecord | None, flagged: Mapping[str, float | None]) -> str:
+    """Return words on an OOD threshold, and the share of each data set that it flags; empty without one.
 
-    For example ``energy at least -4.2 (rule id:0.05) flags 5.2 % of ID, 80.1 % of svhn``.
+    For example ``energy at least -4.20000 (rule id:0.05) flags 5.2 % of ID, 80.1 % of svhn``.
     """
-    threshold = row.threshold
     if threshold is None:
         return ""
-    flagged = [f"{percent(threshold.id_flagged)} of ID"]
-    flagged += [f"{percent(share)} of {name}" for name, share in (threshold.ood_flagged or {}).items()]
-    rule = f" (rule {threshold.rule})" if threshold.rule else ""
-    return f"{threshold.score or 'score'} at least {number(threshold.value)}{rule} flags {', '.join(flagged)}"
+    words = f"{threshold.score or '-'} at least {number(threshold.value, 6)} (rule {threshold.rule or '-'})"
+    shares = [f"{percent(share)} of {name}" for name, share in flagged.items()]
+    return f"{words} flags {', '.join(shares)}" if shares else words

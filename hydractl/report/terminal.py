@@ -34,6 +34,7 @@ from hydractl.files.verb_answers import (
     OverlapAnswer,
     PruneAnswer,
 )
+from hydractl.report.eval_tables import calibration_words, threshold_words
 from hydractl.report.eval_terminal import eval_table
 from hydractl.report.run_tables import (
     bench_table,
@@ -432,26 +433,16 @@ def _calibration_view(answer: CalibrateAnswer, width: int) -> RenderableType:
 
 def _calibration_facts(answer: CalibrateAnswer) -> list[Fact]:
     """Return each thing that was fitted, with its value."""
-    facts = [("model", answer.model.name)]
-    calibration = answer.calibration
-    if calibration is not None:
-        of_classes = "a scale and a bias of each class"
-        facts.append(
-            ("temperature", of_classes if calibration.temperature is None else number(calibration.temperature))
-        )
-    if answer.ood_score is not None:
-        facts.append(("OOD score", answer.ood_score))
-
-    threshold = answer.threshold
-    if threshold is not None:
-        facts.append(("threshold", f"{number(threshold.value, 6)} of {threshold.score} ({threshold.rule})"))
-        shares = [f"{number(share)} of {name}" for name, share in (answer.flagged or {}).items()]
-        if shares:
-            facts.append(("flagged", ", ".join(shares)))
     conformal = answer.conformal
-    if conformal is not None:
-        facts.append(("conformal", f"qhat {number(conformal.qhat)} of {conformal.method}, alpha {conformal.alpha}"))
-    return facts
+    sets = "" if conformal is None else f"qhat {number(conformal.qhat)} of {conformal.method}, alpha {conformal.alpha}"
+    facts = {
+        "model": answer.model.name,
+        "calibration": calibration_words(answer.calibration),
+        "OOD score": answer.ood_score,
+        "threshold": threshold_words(answer.threshold, answer.flagged or {}),
+        "conformal": sets,
+    }
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:

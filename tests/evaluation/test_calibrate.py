@@ -113,7 +113,7 @@ def test_of_several_scores_the_one_with_the_highest_auroc_is_taken(capsys: pytes
     value = f"score:{document['threshold']['value']!r}"
     (row,) = evaluated("base.st", *seen, "--ood-score", document["ood_score"], "--threshold", value)["models"]
     assert document["flagged"] == {"val": row["threshold"]["id_flagged"], **row["threshold"]["ood_flagged"]}
-    assert f"{document['flagged']['s']:.4f} of s" in error
+    assert f"{100 * document['flagged']['s']:.1f} % of s" in " ".join(error.split())
 
 
 def test_a_score_that_tells_no_more_than_chance_is_warned_of() -> None:

@@ -368,7 +368,7 @@ def test_differences_corruptions_and_settings(page: Node, document: dict[str, An
     settings = page.by_id("settings").text()
     assert "temperature 1.2500; fitted on builtin:val/train (n = 100)" in settings
     assert "91.0 % of the sets hold the label, wanted 90.0 %; mean size 1.34 classes, 2.0 % are empty" in settings
-    assert "msp at least -0.6000 (rule ood:0.95) flags 20.0 % of ID, 90.0 % of letters" in settings
+    assert "msp at least -0.600000 (rule ood:0.95) flags 20.0 % of ID, 90.0 % of letters" in settings
 
 
 @pytest.mark.fault(111)
