@@ -65,7 +65,7 @@ from hydractl.data import batches, open_data
 from hydractl.families.torchvision_operators import declare_operators
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
 from hydractl.metrics.samples import samples_of
-from hydractl.model.detection import all_classifiers, read_features
+from hydractl.model.detection import classifiers, read_features
 from hydractl.model.runtime import HydraModel
 
 Floats = NDArray[np.float64]
@@ -557,7 +557,7 @@ def references_of(one: SetFeatures, fit: SetFeatures, model: HydraModel, samples
         of_samples = samples_of(one.logits[None], scores=[name])
         assert of_samples.score is not None
         scores[name] = of_samples.score
-    ((weight, bias),) = all_classifiers([model])
+    ((weight, bias),) = classifiers(model)
     highest = fit.logits.max(axis=1)[:samples]
     assert fit.labels is not None
     training = MemberTraining(fit.classifier[:samples], fit.labels[:samples], highest, weight, bias)

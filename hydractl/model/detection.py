@@ -322,32 +322,48 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
     return Detector(fitted_members, fitted_on)
 
 
+@dataclass(eq=False)
+class MemberFeatures:
+    """What the training data give for one member, a batch after another: ``B`` samples in each.
+
+    Attributes:
+        weight, bias: its classifier, ``[classes, D]`` and ``[classes]``.
+        features: for each batch float32 ``[B, D]``, after an empty one that gives the shape where there are no batches.
+        highest: for each batch the highest logit of each sample, float64 ``[B]``, likewise.
+        layers: the sums of its layers; empty if they were not asked for.
+        held_out: for each batch what its layers give for the samples that ``hedge`` holds out, float32 ``[n, sum of
+            widths]``; empty if they were not asked for.
+    """
+
+    weight: Floats
+    bias: Floats
+    features: list[npt.NDArray[np.float32]]
+    highest: list[Floats]
+    layers: Sequence[LayerSums] = ()
+    held_out: list[npt.NDArray[np.float32]] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class TrainingFeatures:
     """The features and logits of training data, from which scores are fitted.
 
     Attributes:
-        rows: the indices of the samples in the data, int64 ``[N]``.
-        features: for each member float32 ``[N, D]``, in the order of the rows.
-        highest: for each member the highest logit of each sample, float64 ``[N]``.
-        layers: for each member the sums of its layers; empty if they were not asked for.
-        held_out: for each member what its layers give for the samples that ``hedge`` holds out, float32
-            ``[n, sum of widths]``; empty if they were not asked for.
+        rows: the indices of the samples in the data, in the order of the batches.
+        members: what they give for each member.
     """
 
-    rows: npt.NDArray[np.int64]
-    features: Sequence[npt.NDArray[np.float32]]
-    highest: Sequence[Floats]
-    layers: Sequence[Sequence[LayerSums]] = ()
-    held_out: Sequence[npt.NDArray[np.float32]] = ()
+    rows: list[int]
+    members: Sequence[MemberFeatures]
 
     @property
     def nbytes(self) -> int:
-        """The bytes that features and sums take."""
-        taken = sum(array.nbytes for array in self.highest)
-        taken += sum(array.nbytes for array in (*self.features, *self.held_out))
-        for layers in self.layers:
-            taken += sum(sums.nbytes for sums in layers)
+        """The bytes that features, classifiers and sums take."""
+        taken = 0
+        for member in self.members:
+            arrays: list[npt.NDArray[Any]] = [member.weight, member.bias, *member.features, *member.highest]
+            arrays += member.held_out
+            taken += sum(array.nbytes for array in arrays)
+            taken += sum(sums.nbytes for sums in member.layers)
         return taken
 
 
@@ -369,89 +385,58 @@ def read_training(
     Raises:
         InputError: if logits are no linear function of the features, or sums need too much memory.
     """
-    classifiers_of_members = all_classifiers(models)
-
-    # For each member one array per batch, after an empty array that gives the right shape if there are no batches.
-    features: list[list[npt.NDArray[np.float32]]] = []
-    highest: list[list[Floats]] = []
-    for weight, _ in classifiers_of_members:
-        width = weight.shape[1]
-        features.append([np.zeros((0, width), dtype=np.float32)])
-        highest.append([np.zeros(0)])
+    members: list[MemberFeatures] = []
+    for model in models:
+        for weight, bias in classifiers(model):
+            no_features = np.zeros((0, weight.shape[1]), dtype=np.float32)
+            members.append(MemberFeatures(weight, bias, [no_features], [np.zeros(0)]))
+    is_held_out = None
+    if labels is not None:
+        for member, sums in zip(members, _empty_sums(models, members), strict=True):
+            member.layers = sums
+        if holds_out:
+            is_held_out = held_out_of(len(labels))
 
     # The first batch is enough to check that logits are linear in the features. With a posterior they are not, because
     # it divides them by deviations.
     is_to_be_checked = not any(has_posterior(model) for model in models)
-    layers: list[list[LayerSums]] = []
-    if labels is not None:
-        layers = _empty_sums(models, classifiers_of_members)
-    is_held_out = np.zeros(0, dtype=bool)
-    held_out: list[list[npt.NDArray[np.float32]]] = []
-    if labels is not None and holds_out:
-        is_held_out = held_out_of(len(labels))
-        held_out = [[] for _ in classifiers_of_members]
     rows: list[int] = []
     for rows_of_batch, inputs in batches:
         rows += rows_of_batch
         logits_of_members, features_of_members = ensemble_features(models, inputs, layers=labels is not None)
-        for member, (weight, bias) in enumerate(classifiers_of_members):
-            logits_of_member = logits_of_members[member]  # [B, classes]
-            features_of_member = features_of_members[member][:, : weight.shape[1]]  # [B, D]
+        for member, logits, of_layers in zip(members, logits_of_members, features_of_members, strict=True):
+            features = of_layers[:, : member.weight.shape[1]]  # [B, D]; what the blocks give follows, if it was read
             if is_to_be_checked:
-                check_linear(logits_of_member, features_of_member, weight, bias)
-            highest_logits = logits_of_member.max(dim=1).values
-            features[member].append(features_of_member.float().cpu().numpy())
-            highest[member].append(_in_float64(highest_logits))
+                check_linear(logits, features, member.weight, member.bias)
+            member.features.append(features.float().cpu().numpy())
+            member.highest.append(_in_float64(logits.max(dim=1).values))
             if labels is not None:
-                add_to_sums(layers[member], _in_float64(features_of_members[member]), labels[rows_of_batch])
-            if held_out:
-                of_held_out = features_of_members[member].float().cpu().numpy()[is_held_out[rows_of_batch]]
-                held_out[member].append(of_held_out)
+                add_to_sums(member.layers, _in_float64(of_layers), labels[rows_of_batch])
+            if is_held_out is not None:
+                member.held_out.append(of_layers.float().cpu().numpy()[is_held_out[rows_of_batch]])
         is_to_be_checked = False
-    return TrainingFeatures(
-        rows=np.asarray(rows, dtype=np.int64),
-        features=[np.concatenate(arrays) for arrays in features],
-        highest=[np.concatenate(arrays) for arrays in highest],
-        layers=layers,
-        held_out=[np.concatenate(arrays) for arrays in held_out],
-    )
+    return TrainingFeatures(rows, members)
 
 
-def _empty_sums(
-    models: Sequence[Network], classifiers_of_members: Sequence[FeatureClassifier]
-) -> list[list[LayerSums]]:
+def _empty_sums(models: Sequence[Network], members: Sequence[MemberFeatures]) -> list[list[LayerSums]]:
     """Return sums that are still zero, for each layer of each member: its features, then what each block gives.
 
     Args:
         models: the models; each has one member or several.
-        classifiers_of_members: the weight ``[classes, D]`` and the bias of every member of all models, in their order.
+        members: the members of all models, in their order, with their classifiers.
 
     Raises:
         InputError: from :func:`empty_sums`, if the sums need too much memory.
     """
-    widths_of_members: list[list[int]] = []
-    member = 0  # the index among the members of all models
+    widths_of_blocks: list[list[int]] = []  # for each member; the members of a model have blocks of the same widths
     for model in models:
-        # The members of a model have blocks of the same widths; each has a classifier of its own.
         chain = model.chain_of_samples
         widths_of_tokens = [model.sites[site].d_model for site in chain.sites]
-        widths = widths_of_layers(chain, widths_of_tokens)
-        for _ in range(model.members):
-            weight, _ = classifiers_of_members[member]
-            width_of_features = weight.shape[1]  # D
-            widths_of_members.append([width_of_features, *widths])
-            member += 1
-    weight_of_first, _ = classifiers_of_members[0]
-    classes = len(weight_of_first)
-    return empty_sums(widths_of_members, classes)
-
-
-def all_classifiers(models: Sequence[Network]) -> list[FeatureClassifier]:
-    """Return the classifier of each member of all models, as a weight ``[classes, D]`` and a bias ``[classes]``."""
-    classifiers_of_members: list[FeatureClassifier] = []
-    for model in models:
-        classifiers_of_members.extend(classifiers(model))
-    return classifiers_of_members
+        widths_of_blocks += [widths_of_layers(chain, widths_of_tokens)] * model.members
+    widths = []
+    for member, of_blocks in zip(members, widths_of_blocks, strict=True):
+        widths.append([member.weight.shape[1], *of_blocks])
+    return empty_sums(widths, classes=len(members[0].weight))
 
 
 def fit_detector(
@@ -486,28 +471,23 @@ def fit_detector(
     labels_of_rows = None if labels is None else labels[read.rows]
     held_out = None if labels is None else held_out_of(len(labels))[read.rows]
 
-    # Everything that a score may be fitted to, for each member.
-    training_of_members = []
-    for member, (weight, bias) in enumerate(all_classifiers(models)):
-        features = read.features[member].astype(np.float64)
-        highest = read.highest[member]
-        texts = texts_of_members[member]
-
-        # Each score takes what it needs of this.
+    # Fit each score to what it needs of the training data as the member sees them.
+    fitted_members = []
+    for member, texts in zip(read.members, texts_of_members, strict=True):
         training = MemberTraining(
-            features,
+            np.concatenate(member.features, dtype=np.float64),
             labels_of_rows,
-            highest,
-            weight,
-            bias,
+            np.concatenate(member.highest),
+            member.weight,
+            member.bias,
             neighbours,
             texts,
-            layers=read.layers[member] if read.layers else (),
+            layers=member.layers,
             held_out=held_out,
-            layers_held_out=read.held_out[member].astype(np.float64) if read.held_out else None,
+            layers_held_out=np.concatenate(member.held_out, dtype=np.float64) if member.held_out else None,
         )
-        training_of_members.append(training)
-    return detector_of(names, training_of_members, fitted_on)
+        fitted_members.append({name: FEATURE_SCORES[name].fit(training) for name in names})
+    return Detector(fitted_members, fitted_on)
 
 
 def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]:
@@ -529,23 +509,6 @@ def _texts_of_words(model: Network, words: Sequence[str]) -> list[Floats | None]
         raise InputError("every word of --negative-words names a class", hint="give words for what no class is")
     as_classes = model.zero_shot(others, prompted.templates)
     return [unit(weight) for weight, _ in classifiers(as_classes)]
-
-
-def detector_of(names: Sequence[str], training: Sequence[MemberTraining], fitted_on: Mapping[str, object]) -> Detector:
-    """Fit scores for each member.
-
-    Args:
-        names: the names of the scores.
-        training: for each member its features, labels, highest logits and classifier.
-        fitted_on: the record of the training data.
-    """
-    members = []
-    for training_of_member in training:
-        fitted = {}
-        for name in names:
-            fitted[name] = FEATURE_SCORES[name].fit(training_of_member)
-        members.append(fitted)
-    return Detector(members, fitted_on)
 
 
 def check_linear(logits: Tensor, features: Tensor, weight: Floats, bias: Floats) -> None:

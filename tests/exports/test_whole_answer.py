@@ -30,7 +30,7 @@ from hydractl.metrics.feature_scores import vilu
 from hydractl.metrics.feature_scores.layers import add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES, MemberTraining
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.model.detection import Detector, detector_of
+from hydractl.model.detection import Detector
 from hydractl.model.prediction import Chosen, prediction_of
 from tests.exports.test_export import plan_of
 from tests.spread import marked_release, spread
@@ -73,7 +73,7 @@ def detector(name: str, width: int = WIDTH) -> Detector | None:
         patch.setattr(vilu, "_FEWEST_STEPS", 3)
         patch.setattr(vilu, "_EPOCHS", 0)
         patch.setattr(vilu, "HIDDEN", (16, 8, 4))
-        return detector_of([name], members, {})
+        return Detector([{name: FEATURE_SCORES[name].fit(member)} for member in members])
 
 
 @pytest.fixture(autouse=True)

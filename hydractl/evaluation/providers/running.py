@@ -357,8 +357,10 @@ class RunningModel(LogitsProvider):
         # Everything that decides the features.
         decisive = self.record.model_dump(include=set(DecisiveRecord.model_fields))
         key = canonical_json({"sha256": self.sha256, "data": data.fingerprint, **decisive})
-        if key in kept and (labels is None or kept[key].layers) and (not holds_out or kept[key].held_out):
-            return kept[key]
+        if key in kept:
+            (first_member, *_) = kept[key].members
+            if (labels is None or first_member.layers) and (not holds_out or first_member.held_out):
+                return kept[key]
         computed = read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
         if len(computed.rows) == len(data):
