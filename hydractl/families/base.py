@@ -460,10 +460,6 @@ class ModelFamily(ABC):
         """
         return None
 
-    def arch_of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return the ``--arch`` that may open tensors of these shapes, with what they do not show; None if none may."""
-        return None
-
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:

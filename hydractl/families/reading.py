@@ -272,14 +272,6 @@ class HubName:
     revision: str | None
     file: str | None
 
-    def __str__(self) -> str:
-        text = self.repo
-        if self.revision:
-            text += f"@{self.revision}"
-        if self.file:
-            text += f"/{self.file}"
-        return text
-
 
 def parse_hub_name(name: str) -> HubName:
     """Split ``ORG/NAME[@REVISION][/FILE]``.
@@ -294,118 +286,51 @@ def parse_hub_name(name: str) -> HubName:
 
 
 def from_hub(
-    name: str, open_folder: Callable[[Path], LoadedT | None], needed: Sequence[str], optional: Sequence[str] = ()
-) -> LoadedT | None:
-    """Return a published model whose files are downloaded from the hub; None if the folder is not of this family.
+    name: str,
+    open_folder: Callable[[Path], LoadedT | None],
+    needed: Sequence[str],
+    optional: Sequence[str] = (),
+) -> LoadedT:
+    """Return a published model whose files are downloaded from the hub.
 
     Args:
         name: the repository, ``ORG/NAME`` or ``ORG/NAME@REVISION``.
         open_folder: the family's function that opens a folder; it returns None if the folder is not one of its models.
-        needed: names of the two files that every model has.
-        optional: names or patterns of files to download if they exist. If this is not empty, a missing needed file is
-            not reported here but by ``open_folder``.
+        needed: names of the two files that every model has, first its configuration.
+        optional: names or patterns of files to download if they exist.
 
     Returns:
-        The model with its ``origin`` set to ``ORG/NAME@COMMIT``, or None if ``open_folder`` returned None.
+        The model with its ``origin`` set to ``ORG/NAME@COMMIT``.
+
+    Raises:
+        InputError: if the download fails, or the repository holds no model of the family.
+    """
+    import huggingface_hub
+
+    hub_name = parse_hub_name(name)
+    hint = f"check the name and the network, or give a local folder with {' and '.join(needed)}"
+    with _refused_by_hub(hub_name.repo, hint):
+        snapshot = huggingface_hub.snapshot_download(  # skips files that do not exist
+            hub_name.repo, revision=hub_name.revision, allow_patterns=[*needed, *optional]
+        )
+    folder = Path(snapshot)
+    loaded = open_folder(folder)
+    if loaded is None:
+        raise InputError(f"{hub_name.repo} holds no {needed[0]} of such a model", hint="a checkpoint: ORG/NAME/FILE.st")
+    # The hub's cache names the folder of a snapshot by its commit.
+    return replace(loaded, origin=f"{hub_name.repo}@{folder.name}")
+
+
+def file_on_hub(hub_name: HubName, file: str) -> Path:
+    """Return the path of a downloaded file.
 
     Raises:
         InputError: if the download fails.
     """
     import huggingface_hub
 
-    hub_name = parse_hub_name(name)
-    what_to_check = "name and the network" if optional else "network"
-    files = " and ".join(needed)
-    hint = f"check the {what_to_check}, or give a local folder with {files}"
-    with _refused_by_hub(hub_name.repo, hint):
-        if optional:
-            # A snapshot skips files that do not exist.
-            snapshot = huggingface_hub.snapshot_download(
-                hub_name.repo, revision=hub_name.revision, allow_patterns=[*needed, *optional]
-            )
-            folder = Path(snapshot)
-        else:
-            paths = []
-            for file in needed:
-                downloaded = huggingface_hub.hf_hub_download(hub_name.repo, file, revision=hub_name.revision)
-                paths.append(Path(downloaded))
-            folder = paths[0].parent
-    loaded = open_folder(folder)
-    if loaded is None:
-        return None
-    # The hub's cache names the folder of a snapshot by its commit.
-    return replace(loaded, origin=f"{hub_name.repo}@{folder.name}")
-
-
-def checkpoint_on_hub(name: str) -> Path | None:
-    """Return the path of a downloaded checkpoint of hydractl; None if the repository holds a published model.
-
-    Args:
-        name: ``ORG/NAME[@REVISION][/FILE]``. Without a file the repository must have exactly one checkpoint.
-
-    Returns:
-        The local path of the checkpoint; None if the repository holds a published model.
-
-    Raises:
-        InputError: if no file is named and the repository holds neither a model nor a checkpoint, or several
-            checkpoints.
-    """
-    import huggingface_hub
-
-    hub_name = parse_hub_name(name)
     with _refused_by_hub(hub_name.repo, "check the name and the network"):
-        file = hub_name.file
-        if file is None:
-            # Only published models have this file. Where it is in the cache, the list of files need not be asked for.
-            config = huggingface_hub.try_to_load_from_cache(hub_name.repo, "config.json", revision=hub_name.revision)
-            if isinstance(config, str):
-                return None
-            file = _only_checkpoint(name, hub_name)
-        if file is None:
-            return None
         return Path(huggingface_hub.hf_hub_download(hub_name.repo, file, revision=hub_name.revision))
-
-
-def _only_checkpoint(name: str, hub_name: HubName) -> str | None:
-    """Return the file name of the only checkpoint in a repository; None if the repository holds a published model.
-
-    Args:
-        name: the name as the user wrote it, for the hint.
-        hub_name: the same name, parsed.
-
-    Raises:
-        InputError: if the repository holds neither a model nor a checkpoint, or several checkpoints.
-    """
-    files = _files_on_hub(hub_name)
-    # Only published models have this file.
-    if "config.json" in files:
-        return None
-    checkpoints = sorted(file for file in files if file.endswith(".st"))
-    if not checkpoints:
-        raise InputError(f"{hub_name.repo} holds neither a published model (config.json) nor a checkpoint (.st)")
-    first_checkpoint = checkpoints[0]
-    if len(checkpoints) > 1:
-        listed_checkpoints = ", ".join(checkpoints[:5])
-        raise InputError(
-            f"{hub_name.repo} holds {len(checkpoints)} checkpoints: {listed_checkpoints}",
-            hint=f"name one: hf:{name}/{first_checkpoint}",
-        )
-    return first_checkpoint
-
-
-def _files_on_hub(hub_name: HubName) -> list[str]:
-    """List the files in a repository; without a connection, list the files in the local cache."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return huggingface_hub.HfApi().list_repo_files(hub_name.repo, revision=hub_name.revision)
-    except HfHubHTTPError:
-        raise
-    except Exception:  # there is no connection, or the user forbids it (HF_HUB_OFFLINE)
-        snapshot = huggingface_hub.snapshot_download(hub_name.repo, revision=hub_name.revision, local_files_only=True)
-        folder = Path(snapshot)
-        return [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
 
 
 def _refused_by_hub(repo: str, hint: str) -> contextlib.AbstractContextManager[None]:

@@ -70,7 +70,6 @@ _WEIGHTS = "model.safetensors"
 _MOST_BLOCKS = 200
 _MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
 _LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
-_SIZE_OF_WIDTH = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge"}
 _RELATIVE = (timm_relative.Beit, timm_relative.SwinTransformer)
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
@@ -183,10 +182,7 @@ class TimmViT(ModelFamily):
         repo = published.hf_hub_id
         if repo.endswith("/"):  # timm writes "timm/" if the repository has the name of the model
             repo += f"{published.architecture}.{published.tag}"
-        loaded = from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
-        if loaded is None:
-            raise InputError(f"{repo} is not a timm model: its config.json names no architecture")
-        return loaded
+        return from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return ``NAME?OPTIONS`` for a model that was trained by timm's ``train.py``.
@@ -217,36 +213,6 @@ class TimmViT(ModelFamily):
         if not written_options:
             return name
         return f"{name}?{'&'.join(written_options)}"
-
-    def arch_of_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return the ``--arch`` that may open a ViT with tensors of these names and shapes; None for other tensors.
-
-        The number of heads does not show in the shapes, and the line says so.
-        """
-        kernel = shapes.get("patch_embed.proj.weight", ())
-        positions = shapes.get("pos_embed", ())
-        if len(kernel) != 4 or len(positions) != 3:
-            return None
-        width, channels, _, side = kernel
-        classes, *_ = shapes.get("head.weight", (0,))
-        pixels = side * math.isqrt(positions[1])  # tokens of no patch are few
-
-        # The architectures that timm publishes with tensors of these names and shapes.
-        fitting = []
-        for start in ("vit", "deit", "deit3"):
-            name = f"{start}_{_SIZE_OF_WIDTH.get(width)}_patch{side}_{pixels}"
-            if _is_known(name):
-                with on_meta_device():
-                    model = timm.create_model(name, num_classes=classes)
-                if shapes == {key: tensor.shape for key, tensor in model.state_dict().items()}:
-                    heads = model.blocks[0].attn.num_heads
-                    fitting.append(f"'timm:{name}?num_classes={classes}&num_heads={heads}'")
-        if fitting:
-            return f"--arch {' or '.join(fitting)}; the file does not show its number of heads"
-        depth = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-        sizes = f"img_size={pixels}&patch_size={side}&in_chans={channels}&embed_dim={width}&depth={depth}"
-        arch = f"'timm:vit_base_patch16_224?{sizes}&num_classes={classes}&num_heads=N'"
-        return f"--arch {arch}, N its number of heads, which the file does not show"
 
     def preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import mmap
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -394,8 +393,6 @@ def _own_pages(count: int) -> mmap.mmap:
     The first use of a page costs time. A buffer of pages that could be shared with other processes, as mmap's are by
     default, costs several times as much as one of large pages.
     """
-    if sys.platform == "win32":
-        return mmap.mmap(-1, count)
     pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages

@@ -12,7 +12,7 @@ import os
 import shlex
 import stat
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -410,28 +410,3 @@ def meta_tensor(info: TensorInfo) -> torch.Tensor:
     import torch
 
     return torch.empty(info.shape, dtype=torch_dtype(info), device="meta")
-
-
-def same_names(actual: Iterable[str], expected: Iterable[str], what: str) -> list[str]:
-    """Return lines that say how a set of tensor names differs from the expected set; at most ten names of each kind.
-
-    Args:
-        actual: the names that there are.
-        expected: the names that there should be.
-        what: the thing that has the names, for messages.
-    """
-    names = set(actual)
-    expected_names = set(expected)
-    missing = _first_names("missing", expected_names - names, what)
-    unexpected = _first_names("unexpected", names - expected_names, what)
-    return missing + unexpected
-
-
-def _first_names(kind: str, names: set[str], what: str) -> list[str]:
-    """Return a line for each of the first ten names, and a line that says how many more there are."""
-    listed = sorted(names)[:10]
-    lines = [f"{kind} tensor {name!r}" for name in listed]
-    rest = len(names) - len(listed)
-    if rest:
-        lines.append(f"... and {rest} more {kind} tensors in {what}")
-    return lines

@@ -486,11 +486,10 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
 
 
 def arch_hint(tensors: TensorSource) -> str:
-    """Return a hint at how to use ``--arch``, with the architecture that the training script or the shapes show."""
-    shapes = {name: tensors.info(name).shape for name in tensors.names()}
-
+    """Return a hint at how to use ``--arch``, with the architecture if a training script has noted it."""
     # Only the family of the script can read its arguments.
     if isinstance(tensors, StateDict) and tensors.script is not None:
+        shapes = {name: tensors.info(name).shape for name in tensors.names()}
         arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
         if arch is not None:
             value = shlex.quote(f"{tensors.script}:{arch}")
@@ -498,7 +497,7 @@ def arch_hint(tensors: TensorSource) -> str:
                 f"it was trained as: --arch {value}; with --labels FOLDER its "
                 "classes have the names of the folders that it was trained on"
             )
-    return get_family("timm").arch_of_shapes(shapes) or _WAYS_TO_NAME
+    return _WAYS_TO_NAME
 
 
 def _source_of_loaded(family_name: str, loaded: LoadedModel, name: str) -> Source:

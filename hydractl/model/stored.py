@@ -21,7 +21,7 @@ from hydractl.families.meta_device import plain_sizes
 from hydractl.families.pixels import input_size
 from hydractl.files.checkpoint import FileTensors, MappedTensors, TensorSource, is_finite, read_piece
 from hydractl.files.description import Description
-from hydractl.files.header import TensorInfo, meta_tensor, same_names, tensor_info, torch_dtype
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
 from hydractl.heads.mask import HeadMask, Site
 from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import canonical_json
@@ -315,19 +315,25 @@ def check_tensors(
     problems = _problems_of_classes(description, family)
     stock = stock_tensors(family, description.config)
     once = sites_stored_once(tensors, family, sites)
-    for member in range(len(description.masks)):
-        member_tensors = MemberTensors(tensors, member)
-        problems += same_names(member_tensors, stock, origin)
+    members = [MemberTensors(tensors, member) for member in range(len(description.masks))]
+    for member, member_tensors in enumerate(members):
+        missing = sorted(set(stock).difference(member_tensors))
+        unexpected = sorted(set(member_tensors).difference(stock))
+        problems += [f"missing tensor {name!r}" for name in missing[:_MOST_PROBLEMS]]
+        problems += [f"unexpected tensor {name!r}" for name in unexpected[:_MOST_PROBLEMS]]
         mask = held_mask(description.masks, member, once)
         shapes = _expected_shapes(stock, family, sites, mask)
-        for name in sorted(set(member_tensors).intersection(shapes)):  # names on one side only are told above
+        for name in sorted(set(member_tensors).intersection(shapes)):
             info = member_tensors.info(name)
             expected = shapes[name]
             if info.shape != expected:
                 problems.append(f"tensor {name!r} is {list(info.shape)}, expected {list(expected)}")
             if stock[name].is_floating_point() and not torch_dtype(info).is_floating_point:
                 problems.append(f"tensor {name!r} is {info.dtype}, expected a floating point number")
-    problems += _problems_of_sharing(tensors, description, family, sites, once)
+    if description.kind == "fused":
+        problems += _problems_of_sharing(tensors, members, family, sites, once)
+    else:
+        problems += [f"unexpected tensor {name!r}" for name in tensors.names() if name.startswith("members.")]
     if problems:
         left = len(problems) - _MOST_PROBLEMS
         if left > 0:  # another architecture: a few lines tell as much as all
@@ -354,62 +360,36 @@ def _problems_of_classes(description: Description, family: ModelFamily) -> list[
     return problems
 
 
-_MOST_LISTED = 10
-"""How many misplaced tensors of each kind are listed."""
-
-
 def _problems_of_sharing(
     tensors: TensorSource,
-    description: Description,
+    members: Sequence[MemberTensors],
     family: ModelFamily,
     sites: Sequence[Site],
     once: Collection[str],
 ) -> list[str]:
-    """Return messages about tensors under wrong names, at most ten of each kind.
+    """Return messages about tensors of a fused model under wrong names.
 
     A tensor that all members share is stored under the library's own (stock) name, e.g. ``norm.weight``; a tensor of
-    member 2 alone has ``members.2.`` before it. There are three kinds of mistakes: tensors that no member reads; sites
-    that are stored once but also have tensors of single members; and names that some members share while others have
-    their own.
+    member 2 alone has ``members.2.`` before it. There are three kinds of mistakes: tensors that no member reads; names
+    that some members share while others have their own; and sites that are stored once but also have tensors of single
+    members.
 
     Args:
-        tensors, description, family, sites: the model and its attention blocks.
+        tensors, members, family, sites: the model, the tensors of each member, and the attention blocks.
         once: the paths of the sites whose attention is stored once for all members, under stock names.
     """
-    # A model with one member must not have tensors of members.
-    names = tensors.names()
-    if description.kind != "fused":
-        names_of_members = [name for name in names if name.startswith("members.")]
-        return [f"unexpected tensor {name!r}" for name in names_of_members[:_MOST_LISTED]]
-
-    # Find all names that are read, and the stock names of tensors that are shared or belong to a member.
     read_names: set[str] = set()
-    names_per_member: set[str] = set()
-    shared_names: set[str] = set()
-    for member in range(len(description.masks)):
-        for name, stored_name in MemberTensors(tensors, member).stored.items():
-            read_names.add(stored_name)
-            if name == stored_name:
-                shared_names.add(name)
-            else:
-                names_per_member.add(name)
+    own_names: set[str] = set()
+    for member in members:
+        read_names.update(member.stored.values())
+        own_names.update(name for name, stored_name in member.stored.items() if name != stored_name)
+    unread = [name for name in tensors.names() if name not in read_names]
+    in_both = sorted(own_names.intersection(read_names))
+    mixed_sites = [site.path for site in sites if site.path in once and attention_names(family, own_names, site)]
 
-    # Find the three kinds of mistakes.
-    unread = [name for name in names if name not in read_names]
-    mixed_sites = []
-    for site in sites:
-        if site.path not in once:
-            continue
-        if attention_names(family, names_per_member, site):
-            mixed_sites.append(site.path)
-    in_both = sorted(names_per_member.intersection(shared_names))
-
-    problems = [f"unexpected tensor {name!r}" for name in unread[:_MOST_LISTED]]
-    problems += [
-        f"the attention of {path} belongs partly to all members and partly to one"
-        for path in mixed_sites[:_MOST_LISTED]
-    ]
-    problems += [f"tensor {name!r} belongs to all members and to one" for name in in_both[:_MOST_LISTED]]
+    problems = [f"unexpected tensor {name!r}" for name in unread]
+    problems += [f"tensor {name!r} belongs to all members and to one" for name in in_both]
+    problems += [f"the attention of {path} belongs partly to all members and partly to one" for path in mixed_sites]
     return problems
 
 

@@ -193,11 +193,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "scales scores by 0.2041, not by 1 / sqrt(16)",
     ),
     "unscaled": ("GPT2", {"scale_attn_weights": False}, "scales scores by 1, not by 1 / sqrt(8)"),
-    "unknown": (
-        "Phi",
-        {},
-        "transformers' PhiForSequenceClassification is not supported: its attention is PhiAttention",
-    ),
+    "unknown": ("Phi", {}, "transformers' PhiForSequenceClassification is not supported"),
 }
 
 

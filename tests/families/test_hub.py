@@ -18,7 +18,6 @@ from PIL import Image
 
 import hydractl
 from hydractl.errors import InputError, UsageError
-from hydractl.families.reading import checkpoint_on_hub
 from hydractl.files.checkpoint import sha256_file
 from tests.fake_hub import Hub, serving
 from tests.pico import SMALL
@@ -59,38 +58,27 @@ def hub(vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_checkpoint_by_its_names(hub: Hub) -> None:
     hydractl.prune("vit.st", method="magnitude", keep=2, output="a.st")
     hub.commits[REPO] = [{"a.st": Path("a.st").read_bytes()}]
-    for name in (REPO, f"{REPO}@{hub.sha(REPO)}", f"{REPO}/a.st", f"{REPO}@{hub.sha(REPO)}/a.st"):
+    for name in (f"{REPO}/a.st", f"{REPO}@{hub.sha(REPO)}/a.st"):
         assert hydractl.open(f"hf:{name}").source.sha256 == sha256_file("a.st"), name
-    pulled = hydractl.load(f"hf:{REPO}", device="cpu")
+    pulled = hydractl.load(f"hf:{REPO}/a.st", device="cpu")
     local = hydractl.load("a.st", device="cpu")
     inputs = local.example_inputs(2)
     assert torch.equal(pulled(inputs), local(inputs))
 
 
-def test_a_known_repository_is_not_asked_for_its_files_again(hub: Hub) -> None:
-    hub.commits["me/published"] = [{"config.json": b"{}"}]
-    assert checkpoint_on_hub("me/published") is None
-    huggingface_hub.hf_hub_download("me/published", "config.json")
-    hub.fails_at = "api"
-    assert checkpoint_on_hub("me/published") is None
-
-
 def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Path("vit.st").read_bytes()
-    hub.commits[REPO] = [{"a.st": whole}, {"a.st": whole, "b.st": whole}]
-    with pytest.raises(InputError, match=r"2 checkpoints: a.st, b.st") as error:
+    hub.commits[REPO] = [{"a.st": whole}]
+    with pytest.raises(InputError, match=r"me/hydra-vit holds no config.json of such a model") as error:
         hydractl.open(f"hf:{REPO}")
-    assert error.value.hint == f"name one: hf:{REPO}/a.st"
-    hub.commits["me/empty"] = [{}]
-    with pytest.raises(InputError, match=r"neither a published model \(config.json\) nor a checkpoint"):
-        hydractl.open("hf:me/empty")
+    assert error.value.hint == "a checkpoint: ORG/NAME/FILE.st"
     with pytest.raises(UsageError, match="names no repository"):
         hydractl.open("hf:a b")
     # Without a connection, what is in the cache opens.
     opened = hydractl.open(f"hf:{REPO}/a.st").source.sha256
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     huggingface_hub.close_session()
-    assert hydractl.open(f"hf:{REPO}/a.st").source.sha256 == hydractl.open(f"hf:{REPO}").source.sha256 == opened
+    assert hydractl.open(f"hf:{REPO}/a.st").source.sha256 == opened
 
 
 @pytest.mark.long
@@ -112,5 +100,5 @@ def test_the_commands_of_the_page_upload_all_that_is_in_the_folder(hub: Hub, wit
     uploaded = hub.commits[REPO][-1]
     assert uploaded.keys() - {".gitattributes"} == {"report.html", "hydra.onnx", "hydra.st", "notes.txt"}
     assert uploaded["hydra.st"] == Path("hydra.st").read_bytes()
-    assert last == f"hydractl predict hf:{REPO} cat.png"
+    assert last == f"hydractl predict hf:{REPO}/hydra.st cat.png"
     run(*last.split()[1:])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -550,7 +549,7 @@ def class_name(config: LibraryConfig) -> str:
     same encoder.
 
     Raises:
-        InputError: if the class is not supported; the message names its attention class.
+        InputError: if the class is not supported.
     """
     names = config.get("architectures")
     if isinstance(names, list) and len(names) == 1:
@@ -593,28 +592,6 @@ def _unsupported(name: object, why: str = "") -> InputError:
 
 
 def _why_refused(name: str) -> str:
-    """Return why a class is not supported, as the end of a sentence; empty if the reason is not known."""
+    """Return why a class is not supported, as the end of a sentence; empty if it is just another architecture."""
     tower = re.match(r"(CLIP|MetaClip2|Siglip)(Vision|Text)Model", name)
-    if tower is not None:
-        return f": it is one tower of a {tower[1]}Model"
-    attention = _attention_class_of(name)
-    if attention is None:
-        return ""
-    return f": its attention is {attention}"
-
-
-def _attention_class_of(name: str) -> str | None:
-    """Return the name of the attention class in the file that defines a model class; None if there is none.
-
-    The model is not built, because its configuration may name another model that transformers would download.
-    """
-    try:
-        module = sys.modules[getattr(transformers, name).__module__]
-    except Exception:  # this version of transformers has no such class, or the class needs another library
-        return None
-    kinds = []
-    for member in vars(module).values():
-        is_module = isinstance(member, type) and issubclass(member, nn.Module)
-        if is_module and member.__name__.endswith("Attention"):
-            kinds.append(member.__name__)
-    return min(kinds, key=len, default=None)  # longer names are parts or variants of the shortest
+    return "" if tower is None else f": it is one tower of a {tower[1]}Model"

@@ -68,8 +68,9 @@ from hydractl.families.hf.texts import (
     write_tokenizer,
 )
 from hydractl.families.reading import (
-    checkpoint_on_hub,
+    file_on_hub,
     from_hub,
+    parse_hub_name,
     published_weights,
     read_config,
     refuse_options,
@@ -234,13 +235,10 @@ class HFEncoder(ModelFamily):
         """
         hint = "weights of your own open as a folder: model.safetensors beside config.json"
         refuse_options(f"hf:{name}", options, hint)
-        checkpoint = checkpoint_on_hub(name)
-        if checkpoint is not None:
-            return checkpoint
-        loaded = from_hub(name, self.load_folder, ("config.json", _WEIGHTS), _OTHER_FILES)
-        if loaded is None:
-            raise InputError(f"{name} is not a model of transformers: its config.json names no architecture")
-        return loaded
+        hub_name = parse_hub_name(name)
+        if hub_name.file is not None:
+            return file_on_hub(hub_name, hub_name.file)
+        return from_hub(name, self.load_folder, ("config.json", _WEIGHTS), _OTHER_FILES)
 
     def export_folder(
         self, folder: Path, config: LibraryConfig, preprocess: Preprocessing, labels: Sequence[str] | None

@@ -154,8 +154,6 @@ class OpenClip(ModelFamily):
             )
         optional = () if own_tokenizer(config) else (*TOKENIZER_FILES, "config.json")
         loaded = from_hub(repo, self.load_folder, [CONFIG, WEIGHTS], optional)
-        if loaded is None:
-            raise InputError(f"{repo} is not a model of open_clip: its {CONFIG} is no object")
 
         # With the wrong activation a model would run, but its accuracy would be wrong by a few per cent.
         quick_in_folder = bool(loaded.config.get("quick_gelu"))
