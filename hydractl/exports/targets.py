@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,8 @@ MOST_BANK_BYTES = 2**28
 """The most bytes of the bank of ``knn`` (its stored training features) in a file, for all members."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """One file to export.
-
-    Attributes:
-        kind: the format, a key of :data:`hydractl.exports.formats.FORMATS`.
-        path: the file.
-    """
-
-    kind: str
-    path: Path
-
-
-def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> list[Target]:
-    """Return the files to write, one for each format, after checking that the model can be exported.
+def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> dict[str, Path]:
+    """Return the files to write, one by each format, after checking that the model can be exported.
 
     No weights are read: their sizes are enough.
 
@@ -90,11 +76,7 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             hint="give --format pt2",
         )
 
-    targets = []
-    for kind in kinds:
-        name = f"{stem.name}{FORMATS[kind].ending}"
-        targets.append(Target(kind, stem.with_name(name)))
-    return targets
+    return {kind: stem.with_name(f"{stem.name}{FORMATS[kind].ending}") for kind in kinds}
 
 
 def _bytes_beside(tensors: TensorSource, start: str) -> int:
@@ -106,7 +88,7 @@ def _bytes_beside(tensors: TensorSource, start: str) -> int:
 
 
 def write_exports(
-    targets: Sequence[Target],
+    targets: Mapping[str, Path],
     build: Callable[[], HydraModel],
     origins: list[str],
     macs: int,
@@ -121,7 +103,7 @@ def write_exports(
     All files are claimed before any work.
 
     Args:
-        targets: the files.
+        targets: the files by their formats.
         build: builds the model on the CPU in float32; the model cannot be used afterwards.
         origins: SHA-256 of the models from which this one was made.
         macs: multiply-adds for one sample.
@@ -138,7 +120,7 @@ def write_exports(
         HydraError: if a file does not run, or differs from the model.
     """
     with contextlib.ExitStack() as stack:
-        outputs = [stack.enter_context(Output(target.path, force=force)) for target in targets]
+        outputs = [stack.enter_context(Output(path, force=force)) for path in targets.values()]
         model = build()
         image_format = model.family.image_format(model.description.preprocess) if uint8 else None
         longest = model.family.longest_text(model.description.preprocess)
@@ -152,16 +134,16 @@ def write_exports(
         metadata = metadata_of(model.description, origins, macs, shapes)
         written = []
         with log.progress("export", len(targets), "files") as progress:
-            for target, output in zip(targets, outputs, strict=True):
+            for (kind, path), output in zip(targets.items(), outputs, strict=True):
                 with output.opened() as handle:
-                    FORMATS[target.kind].write(graph, {**metadata, "format": target.kind}, handle)
+                    FORMATS[kind].write(graph, {**metadata, "format": kind}, handle)
                     handle.flush()
-                run, runtime = FORMATS[target.kind].runner(output.temporary)
-                check = compare_with_model(target.path, run, runtime, expected, chosen)
-                log.detail(f"{target.path}: {runtime} runs it as the model does")
+                run, runtime = FORMATS[kind].runner(output.temporary)
+                check = compare_with_model(path, run, runtime, expected, chosen)
+                log.detail(f"{path}: {runtime} runs it as the model does")
                 record = ExportedFileRecord(
-                    format=target.kind,
-                    path=str(target.path),
+                    format=kind,
+                    path=str(path),
                     bytes=output.temporary.stat().st_size,
                     sha256=sha256_file(output.temporary),
                     inputs=_shapes_in_words(shapes["inputs"]),

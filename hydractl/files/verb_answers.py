@@ -229,12 +229,11 @@ class InfoAnswer(Result, extra="allow"):
     stored with a model by whatever made it, such as the self-check of a fusion.
     """
 
-    schema_: Literal["hydractl.info/1"] = "hydractl.info/1"
+    schema_: Literal["hydractl.info/2"] = "hydractl.info/2"
     file: str
     """Path of the file or folder."""
     holds: Any
     """The schema of what is in it, or what else it is."""
-    head_map: Sequence[KeptSite] | None = optional("The heads of a model or a mask.")
-    head_maps: Sequence[Sequence[KeptSite]] = sparse("Those of each member of a fused model.", [])
+    head_maps: Sequence[Sequence[KeptSite]] = sparse("The heads of each member of a model, or of a mask.", [])
     overlap: Sequence[ComparedMasks] | None = optional("Its members compared.")
     source: Any = optional("How it was made.")

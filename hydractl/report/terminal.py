@@ -298,7 +298,7 @@ _LONGEST_VALUE = 1000  # characters
 _LONGEST_LIST = 12
 _LONGEST_INSIDE = 200  # characters of a text in an object or a list
 
-_DRAWN_APART = ("schema", "head_map", "head_maps", "overlap", "source")
+_DRAWN_APART = ("schema", "head_maps", "overlap", "source")
 """Keys of a file that are drawn otherwise than as lines of facts."""
 
 
@@ -307,8 +307,6 @@ def _info_view(answer: InfoAnswer, width: int) -> RenderableType:
     facts = {key: value for key, value in answer.to_dict().items() if key not in _DRAWN_APART}
     # Maps of heads, the overlap of several masks, and the provenance, as far as the file has them.
     parts: list[RenderableType] = [fact_table(_shortened_facts(facts)), *_maps_of_members(answer.head_maps)]
-    if answer.head_map is not None:
-        parts += [Text(""), *_kept_map(answer.head_map)]
     if answer.overlap is not None:
         parts += [Text(""), _overlap_table(answer.overlap)]
     if isinstance(answer.source, dict):
@@ -327,7 +325,8 @@ def _maps_of_members(members: Sequence[Sequence[KeptSite]]) -> list[RenderableTy
         heads_drawn += sum(site.heads or 0 for site in sites)
         if heads_drawn > _MOST_DRAWN:
             return [*parts, Text(f"\nand {len(members) - index} more members; --json has all")]
-        parts += [Text(f"\nmember {index}"), *_kept_map(sites)]
+        title = f"\nmember {index}" if len(members) > 1 else ""
+        parts += [Text(title), *_kept_map(sites)]
     return parts
 
 

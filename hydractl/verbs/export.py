@@ -46,13 +46,13 @@ def run(call: Call) -> Outcome:
     # Plan the files, and check them; only the header of the model is read.
     stem = _path_without_ending(output, formats, source)
     targets = plan_exports(formats, stem, source.description, source.tensors)
-    files = [target.path for target in targets]
+    files = list(targets.values())
     check_outputs(files, force=values["force"])
     plan = ExportAnswer(
         model=source.name,
         arch=source.description.arch,
         members=len(source.description.masks),
-        exports=[ExportedFileRecord(format=target.kind, path=str(target.path)) for target in targets],
+        exports=[ExportedFileRecord(format=kind, path=str(path)) for kind, path in targets.items()],
     )
     if values["dry_run"]:
         plan = plan.model_copy(update={"dry_run": True, "warnings": log.warnings})

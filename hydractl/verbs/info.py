@@ -146,7 +146,7 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
         heads += site.heads or 0
     if heads > MOST_HEADS_OF_ALL:
         return info.model_copy(update={"note": f"{heads} heads, too many to be shown"})
-    return info.model_copy(update={"head_map": sites})
+    return info.model_copy(update={"head_maps": [sites]})
 
 
 def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
@@ -162,11 +162,10 @@ def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
     # The masks of all files, each with the index of its file and its name.
     masks: list[tuple[int, str, HeadMask]] = []
     for index, info in enumerate(infos):
-        head_maps = info.head_maps or [info.head_map or ()]
-        for member, sites in enumerate(head_maps):
+        for member, sites in enumerate(info.head_maps):
             mask = _mask_of_head_map(sites)
             if mask is not None:
-                name = f"{info.file} member {member}" if info.head_maps else info.file
+                name = f"{info.file} member {member}" if len(info.head_maps) > 1 else info.file
                 masks.append((index, name, mask))
     pairs = _overlaps(masks)
     return OverlapAnswer(pairs=pairs) if pairs else None
@@ -227,12 +226,9 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         head_maps.append(sites)
 
     # One member has one map; of several it is said, too, how far each two overlap, unless that takes too long.
-    drawn: dict[str, object] = {"source": dict(description.provenance)}
+    drawn: dict[str, object] = {"source": dict(description.provenance), "head_maps": head_maps}
     note = None
-    if len(masks) == 1:
-        drawn["head_map"] = head_maps[0]
-    else:
-        drawn["head_maps"] = head_maps
+    if len(masks) > 1:
         drawn["overlap"] = _overlaps([(member, f"member {member}", mask) for member, mask in enumerate(masks)])
         if drawn["overlap"] is None:
             note = f"{len(head_maps)} members of many heads, too many to be compared"

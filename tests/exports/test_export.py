@@ -111,7 +111,7 @@ class Exported:
     def __init__(self, variant: str, folder: Path) -> None:
         self.plan = plan_of(variant)
         targets = plan_exports(["onnx", "pt2"], folder / variant, self.plan.description, self.plan.tensors)
-        self.onnx, self.pt2 = (target.path for target in targets)
+        self.onnx, self.pt2 = targets.values()
         records = write_exports(targets, self.model, ["a", "b"], 1, seed=0, force=False, log=Log())
         self.documents = [record.to_dict() for record in records]
         self.inputs = inputs_of(variant)
@@ -192,7 +192,7 @@ def test_an_exported_answer_to_a_text_is_that_to_it_alone(variant: str, tmp_path
     left = rolled_left(batch)
     targets = plan_exports(["onnx", "pt2"], tmp_path / "exported", source.description, source.tensors)
     write_exports(targets, lambda: model_of(source), ["a"], 1, seed=0, force=False, log=Log())
-    onnx_file, pt2_file = (target.path for target in targets)
+    onnx_file, pt2_file = targets.values()
     session = onnxruntime.InferenceSession(str(onnx_file), providers=["CPUExecutionProvider"])
     program = torch.export.load(pt2_file).module()
     for fed, rows in [(batch, expected), (left, expected), ({name: one[name] for name in batch}, expected[:1])]:

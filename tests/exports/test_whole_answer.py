@@ -237,7 +237,7 @@ def test_scores_are_the_same_in_onnx_runtime_and_in_a_program_that_is_opened(nam
 # --- what is planned --------------------------------------------------------------------------------------------------
 
 
-def planned(folder: Path, extra: dict[str, Any], beside: Mapping[str, Tensor]) -> list[export.Target]:
+def planned(folder: Path, extra: dict[str, Any], beside: Mapping[str, Tensor]) -> dict[str, Path]:
     """Plan the export of a checkpoint with these tensors beside its weights."""
     plan = plan_of("class-token")
     path = folder / "weights.safetensors"
@@ -248,7 +248,7 @@ def planned(folder: Path, extra: dict[str, Any], beside: Mapping[str, Tensor]) -
 def test_what_a_score_was_fitted_to_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     score = {"ood_score": {"score": "knn"}}
     bank = {"hydractl.ood.0.bank": torch.zeros(100, 4)}
-    assert planned(tmp_path, score, bank)[0].path == tmp_path / "x.onnx"
+    assert planned(tmp_path, score, bank) == {"onnx": tmp_path / "x.onnx"}
     monkeypatch.setattr(export, "MOST_IN_ONNX", 1500)
     with pytest.raises(UsageError, match="an ONNX file holds at most 2 GiB of weights"):
         planned(tmp_path, score, bank)

@@ -79,7 +79,7 @@ def test_a_circuit_shows_when_each_head_went() -> None:
 
 def test_kept_heads() -> None:
     sites = [{"site": "a", "heads": 3, "kept": [0, 2]}, {"site": "bb", "kept": [1]}]
-    document = {"schema": "hydractl.info/1", "file": "a.mask.json", "holds": "hydractl.mask/2", "head_map": sites}
+    document = {"schema": "hydractl.info/2", "file": "a.mask.json", "holds": "hydractl.mask/2", "head_maps": [sites]}
     lines = drawn(render(result_of(document), 80), console())  # type: ignore[arg-type]
     assert lines[-2:] == ["a   ■·■  2/3", "bb    1/?"]
 
@@ -126,7 +126,7 @@ def test_an_eval_of_unlabelled_data_shows_no_dashes() -> None:
 
 def test_a_file_is_described_without_nulls_and_with_what_is_nested_in_parentheses() -> None:
     document = {
-        "schema": "hydractl.info/1",
+        "schema": "hydractl.info/2",
         "file": "vit.st",
         "holds": "hydractl.checkpoint/1",
         "calibration": {"bias": None, "fitted_on": {"n": 24, "spec": "val.npz"}, "temperature": 1.5},

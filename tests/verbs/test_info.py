@@ -40,7 +40,7 @@ def write(name: str, document: Any) -> None:
 
 def test_all_pairs_of_comparable_files() -> None:
     documents = answer("--info", "a.mask.json", "other.mask.json", "b.mask.json", "s.json", "c.json")
-    assert [d["schema"] for d in documents] == ["hydractl.info/1"] * 5 + ["hydractl.overlap/1"]
+    assert [d["schema"] for d in documents] == ["hydractl.info/2"] * 5 + ["hydractl.overlap/1"]
     pairs = documents[-1]["pairs"]
     names = [("a.mask.json", "b.mask.json"), ("a.mask.json", "c.json"), ("b.mask.json", "c.json")]
     assert [(p["a"], p["b"]) for p in pairs] == names
@@ -53,7 +53,7 @@ def test_all_pairs_of_comparable_files() -> None:
 
 def test_a_published_folder(tmp_path: Path) -> None:
     document = answer("--info", str(published("bert", tmp_path / "folder")))
-    assert document["holds"] == "a folder of hf" and document["arch"] and document["head_map"]
+    assert document["holds"] == "a folder of hf" and document["arch"] and document["head_maps"]
 
 
 @pytest.mark.parametrize("rows", [None, {"a": 1}])
@@ -71,7 +71,7 @@ def test_the_name_of_an_unknown_form_is_cut(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_list_is_as_before_where_nothing_can_be_compared() -> None:
     assert [d["schema"] for d in answer("--info", "a.mask.json", "other.mask.json", "s.json")] == [
-        "hydractl.info/1"
+        "hydractl.info/2"
     ] * 3
     assert answer("--info", "a.mask.json")["file"] == "a.mask.json"
 
