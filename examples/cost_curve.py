@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.predictions.store import LogitsBatch
-from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet
+from hydractl.evaluation.sets import ID, OOD, OOD_VAL, VAL, EvalSet
 from hydractl.fusion.plan import plan_fusion
 from hydractl.metrics.bootstrap import Resampled, draw, mean_over_sets, paired_differences
 from hydractl.metrics.ood_scores import ON_FEATURES
@@ -249,6 +249,13 @@ class Members:
 
     of: Predictions
     which: list[int]
+    on_validation_data: bool = False
+
+    @property
+    def sets(self) -> list[EvalSet]:
+        """The test sets, or the validation sets in their place."""
+        roles = {VAL: ID, OOD_VAL: OOD} if self.on_validation_data else {ID: ID, OOD: OOD}
+        return [replace(one, role=roles[one.role]) for one in self.of.sets if one.role in roles]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.of, name)
@@ -303,7 +310,8 @@ def study(kind: Kind) -> None:
     makers = {"pruned": maker.pruned_rows, "tuned": maker.tuned_rows}
     for name, made in (makers | ({"longer": maker.longer_rows} if kind.longer else {})).items():
         for row, found in predicted(kind, name, list(made())).items():
-            rows[row] = figures(row, measure_row(found, None, (VAL, OOD_VAL)), measure_row(found, None))
+            validation = measure_row(replace(found, on_validation_data=True), None)
+            rows[row] = figures(row, validation, measure_row(found, None))
         write(rows)
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
 from hydractl.metrics.confidence import share_difference_interval, share_interval
@@ -53,15 +56,15 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     return sentences
 
 
-def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]:
+def of_accuracies(correct: npt.NDArray[np.bool_], test_correct: npt.NDArray[np.bool_]) -> list[str]:
     """Return a sentence if the single model's accuracy differs significantly between validation data and test data.
 
     Args:
-        right, n: its correct predictions and the number of samples, on the validation data.
-        test_right, test_n: the same on the test data.
+        correct: whether it is right about each sample of the validation data, [N].
+        test_correct: the same of the test data.
     """
     # The 95 % interval of accuracy on validation data minus that on test data: above 0, below 0, or around it.
-    low, high = share_difference_interval(right, n, test_right, test_n)
+    low, high = share_difference_interval(int(correct.sum()), len(correct), int(test_correct.sum()), len(test_correct))
     if low > 0:
         why = (
             "if it was trained on the validation data, these choose and calibrate badly, so give others; if not, the "
@@ -71,8 +74,8 @@ def of_accuracies(right: int, n: int, test_right: int, test_n: int) -> list[str]
         why = "if it was trained on the test data, their figures are too good; if not, the test set is easier"
     else:
         return []
-    accuracy = right / n
-    test_accuracy = test_right / test_n
+    accuracy = correct.mean()
+    test_accuracy = test_correct.mean()
     difference = signed_number(accuracy - test_accuracy)
     return [
         f"The single model's accuracy is {number(accuracy)} on the validation data and {number(test_accuracy)} on the "

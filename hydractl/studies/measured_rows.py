@@ -10,7 +10,7 @@ from hydractl.errors import InputError
 from hydractl.evaluation.calibrated import chosen_by
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
-from hydractl.evaluation.sets import ID, OOD
+from hydractl.evaluation.sets import tested
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import Calibration
@@ -55,6 +55,18 @@ class MeasuredRow:
     def scores(self) -> list[str]:
         """The names of the OOD scores that the row has."""
         return [name for name, values in self.inside.scores.items() if values is not None]
+
+    def smallest_set(self, metric: str) -> int:
+        """Return the number of samples of the smallest set that a metric of the verdict is measured on.
+
+        Metrics of ID data, such as ``id.nll``, have no OOD set; averages of a group, ``near_avg.auroc``, those of it.
+        """
+        measured, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
+        sizes = [len(self.inside)]
+        for name, samples in self.outside.items():
+            if measured in ("ood_avg", f"{self.groups[name]}_avg"):
+                sizes.append(len(samples))
+        return min(sizes)
 
     def uncalibrated(self) -> MeasuredRow:
         """Return the same row without a calibration."""
@@ -126,46 +138,27 @@ def fitted_temperature(path: Path) -> Calibration:
 
 
 def measure_row(
-    row: Path | Predictions,
-    calibration: Calibration | None,
-    roles: tuple[str, str] = (ID, OOD),
-    *,
-    rounds: int = 1000,
-    seed: int = 0,
+    row: Path | Predictions, calibration: Calibration | None, *, rounds: int = 1000, seed: int = 0
 ) -> MeasuredRow:
     """Return the samples of a row (a model of the study) with every OOD score, made from its stored predictions.
 
     Nothing runs but the scores: the logits, and the scores on features, are in the file.
 
     Args:
-        row: the predictions, or their file.
+        row: the predictions, or their file; the ID test set comes first, and all test sets but OOD sets are ignored.
         calibration: the calibration to apply to the probabilities; None for none.
-        roles: the role of the ID set (there must be exactly one), and that of the OOD sets; other sets are ignored.
         rounds, seed: the resamples of its data, and the seed of their draws.
     """
     predictions = read_predictions(row) if isinstance(row, Path) else row
-    id_role, _ = roles
 
-    # All scores on logits, and the stored scores on features.
+    # The samples of each data set by its name, with all scores on logits and the stored scores on features.
     all_scores = [*SCORES.of_studies(), *predictions.on_features]
-
-    # Make the samples of each data set with these scores, and put ID and OOD sets apart.
-    id_sets = []
-    outside = {}
-    groups = {}
-    for entry in predictions.sets:
-        if entry.role not in roles:
-            continue
-        labels = entry.labels if entry.role == id_role else None  # labels of OOD sets, if any, name other classes
-        data_set = replace(entry, labels=labels)
+    id_set, *ood_sets = tested(predictions.sets)
+    samples = {}
+    for entry in (id_set, *ood_sets):
         batches = predictions.batches(entry)
-        gathered = gather(batches, data_set, predictions.name, scores=all_scores, calibration=calibration)
-        samples = gathered.samples
-        if entry.role == id_role:
-            id_sets.append(samples)
-        else:
-            outside[entry.name] = samples
-            groups[entry.name] = entry.group
-    (id_samples,) = id_sets  # exactly one
-
-    return MeasuredRow(predictions, calibration, id_samples, outside, groups, rounds, seed)
+        gathered = gather(batches, entry, predictions.name, scores=all_scores, calibration=calibration)
+        samples[entry.name] = gathered.samples
+    inside = samples.pop(id_set.name)
+    groups = {entry.name: entry.group for entry in ood_sets}
+    return MeasuredRow(predictions, calibration, inside, samples, groups, rounds, seed)

@@ -242,14 +242,18 @@ class Decision:
         """Return the mean AUROC of a candidate over the sets with a vote, of which there are some, minus another's."""
         return self.evidence.difference(candidate, other, self.telling, self._reading)
 
-    def _losses(self, candidate: Candidate) -> dict[str, Difference]:
-        """Return by how much accuracy and NLL of a candidate are worse than those of the single model, by metric."""
+    def _losses_beyond_limit(self, candidate: Candidate) -> dict[str, Difference]:
+        """Return by how much accuracy and NLL of a candidate are worse than those of the single model, by metric.
+
+        Only those above their limit, significantly or not.
+        """
         evidence = self.evidence
         reference = evidence.reference
-        return {
+        losses = {
             ACCURACY: evidence.difference(reference, candidate, ACCURACY, self._reading),  # higher is better
             NLL: evidence.difference(candidate, reference, NLL, self._reading),
         }
+        return {metric: loss for metric, loss in losses.items() if loss.value > self.limits[metric] + _ROUNDING}
 
     # --- the rule -----------------------------------------------------------------------------------------------------
 
@@ -330,8 +334,6 @@ class Decision:
         The single model may always be taken. Another row may if accuracy and NLL keep to their limits, and if a single
         file can hold it. A limit comes first if both reasons hold.
         """
-        if candidate.row == SINGLE:
-            return ""
         beyond_limit = self._beyond_limit(candidate)
         if not beyond_limit and not candidate.eligible:
             return "no single file can hold it: it is compared only"
@@ -342,14 +344,13 @@ class Decision:
 
         Too much is significantly, and by more than the limit. Empty if neither is; if both are, it is about accuracy.
         """
-        for metric, loss in self._losses(candidate).items():
-            limit = self.limits[metric]
-            if loss.exceeds(limit):
+        for metric, loss in self._losses_beyond_limit(candidate).items():
+            if loss.low > 0:
                 figure = _value(candidate.inside, metric)
                 of_single = _value(self.evidence.reference.inside, metric)
                 worse = "lower" if metric == ACCURACY else "higher"
-                name = KINDS[metric].words
-                return f"{name} {figure:.4f}, significantly {worse} than {of_single:.4f}, and by more than {limit:g}"
+                limit = f"by more than {self.limits[metric]:g}"
+                return f"{KINDS[metric].words} {figure:.4f}, significantly {worse} than {of_single:.4f}, and {limit}"
         return ""
 
     # --- what is said of it -------------------------------------------------------------------------------------------
@@ -359,13 +360,9 @@ class Decision:
 
         A loss is how much worse the row is than the single model. Empty without such losses.
         """
-        doubtful = {}
         first_candidate = self.evidence.rows[row][0]  # accuracy and NLL do not depend on the score
-        for metric, loss in self._losses(first_candidate).items():
-            limit = self.limits[metric]
-            if loss.value > limit + _ROUNDING and not loss.exceeds(limit):
-                doubtful[metric] = loss
-        return doubtful
+        losses = self._losses_beyond_limit(first_candidate)
+        return {metric: loss for metric, loss in losses.items() if loss.low <= 0}
 
     @property
     def rivals(self) -> list[Candidate]:

@@ -37,7 +37,7 @@ from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
 from hydractl.studies.rule import REFERENCE, SINGLE, Candidate
 from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, record_of_other, verdict
-from hydractl.studies.words import AUROC, FPR95, KINDS, Finding, Findings, judge, judge_all, smallest_set_behind
+from hydractl.studies.words import AUROC, FPR95, Finding, Findings, judge, judge_all
 
 MADE_OF_TEST = (
     "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
@@ -149,7 +149,7 @@ class Tested(Chosen):
             against_unbeaten=against_unbeaten,
             by_test_set=by_test_set,
             against_baseline=judge_all(
-                paired_differences(baseline, figures), self._samples_by_metric, same_row=is_single
+                paired_differences(baseline, figures), self._single.smallest_set, same_row=is_single
             ),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
@@ -204,13 +204,6 @@ class Tested(Chosen):
         """Return the mean AUROC of a row with a score on the test data."""
         return self.tested[rung.row].mean_aurocs([rung.score])[rung.score]
 
-    @property
-    def _samples_by_metric(self) -> dict[str, int]:
-        """By metric of the verdict, the number of samples of the smallest test set that it is measured on."""
-        single = self._single
-        ood_sets = [(single.groups[name], len(samples)) for name, samples in single.outside.items()]
-        return {metric: smallest_set_behind(metric, len(single.inside), ood_sets) for metric in KINDS}
-
     def _on_resamples(self, rung: Rung) -> Resampled:
         """Return the metrics of a rung that the verdict judges, on the test data and on their resamples."""
         return self.tested[rung.row].resampled(rung.score)
@@ -218,7 +211,7 @@ class Tested(Chosen):
     def _differences(self, rung: Rung, other: Rung) -> Findings:
         """Return the findings for the paired differences of a rung minus another one, by metric."""
         paired = paired_differences(self._on_resamples(other), self._on_resamples(rung))
-        return judge_all(paired, self._samples_by_metric, same_row=rung.row == other.row)
+        return judge_all(paired, self._single.smallest_set, same_row=rung.row == other.row)
 
     def _against_single(self, aurocs_of_used: Resampled, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
         """Return the mean AUROC of the rung to use (a row with a score) minus that of the single model, by score.
@@ -238,7 +231,7 @@ class Tested(Chosen):
                 continue
             difference = paired_differences(mean_over_sets(aurocs, AUROC), mean_of_used)[AUROC]
             findings = against.rivals if score in fixed_beforehand else against.others
-            findings[score] = _finding(difference, self._samples_by_metric[AUROC])
+            findings[score] = _finding(difference, self._single.smallest_set(AUROC))
         return against
 
     def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> Findings:
@@ -281,9 +274,7 @@ class Tested(Chosen):
         makes the NLL of the test data worse.
         """
         # Accuracy of the single model: its correct predictions on the validation data and on the test data.
-        right = self.rows[SINGLE].inside.correct
-        test_right = self.uncalibrated.inside.correct
-        sentences = doubts.of_accuracies(int(right.sum()), len(right), int(test_right.sum()), len(test_right))
+        sentences = doubts.of_accuracies(self.rows[SINGLE].inside.correct, self.uncalibrated.inside.correct)
 
         # Temperature of the row to use. "gain" is how many nats of log-likelihood of all validation samples it brings.
         validated, tested = self.rows[row], self.tested[row]

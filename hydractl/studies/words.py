@@ -22,7 +22,7 @@ goes the other way.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -192,28 +192,14 @@ def _two_digits_up(value: float) -> int:
     return units * unit
 
 
-def smallest_set_behind(metric: str, id_samples: int, ood_sets: Sequence[tuple[str | None, int]]) -> int:
-    """Return the number of samples of the smallest set that a metric is measured on.
-
-    Args:
-        metric: a key of :data:`KINDS`. Metrics of ID data have no OOD set, averages of a group those of the group.
-        id_samples: the number of ID samples.
-        ood_sets: of each OOD set its group, ``near``, ``far`` or None, and its number of samples.
-    """
-    measured, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
-    sizes = [id_samples]
-    for group, samples in ood_sets:
-        if measured in ("ood_avg", f"{group}_avg"):
-            sizes.append(samples)
-    return min(sizes)
-
-
-def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int], same_row: bool = False) -> Findings:
+def judge_all(
+    table: Mapping[str, Mapping[str, Any]], samples: Callable[[str], int], same_row: bool = False
+) -> Findings:
     """Return the findings for all metrics of :data:`KINDS` that have an interval, by metric.
 
     Args:
         table: paired differences of the bootstrap, by metric.
-        samples: by metric, the number of samples of the smallest set that it was measured on.
+        samples: returns the number of samples of the smallest set that a metric was measured on.
         same_row: whether one row is compared with itself, under another score or temperature. What is then the same on
             any data, such as its accuracy, is left out.
     """
@@ -229,5 +215,5 @@ def judge_all(table: Mapping[str, Mapping[str, Any]], samples: Mapping[str, int]
         is_equal = max(map(abs, difference["ci"])) < _ROUNDING
         if same_row and is_equal and metric.startswith("id."):
             continue
-        findings[metric] = judge(metric, difference["value"], difference["ci"], samples[metric])
+        findings[metric] = judge(metric, difference["value"], difference["ci"], samples(metric))
     return findings

@@ -406,14 +406,14 @@ def test_a_search_on_a_blind_set_is_said() -> None:
 
 
 def test_validation_accuracy_significantly_above_that_of_the_test_data_is_said() -> None:
-    (line,) = doubts.of_accuracies(951, 1000, 4585, 5000)
+    (line,) = doubts.of_accuracies(np.arange(1000) < 951, np.arange(5000) < 4585)
     assert "0.9510" in line and "0.9170" in line and "trained on the validation data" in line
-    assert doubts.of_accuracies(925, 1000, 4585, 5000) == []  # by chance
-    assert doubts.of_accuracies(900, 1000, 4585, 5000) == []  # below, by chance
+    assert doubts.of_accuracies(np.arange(1000) < 925, np.arange(5000) < 4585) == []  # by chance
+    assert doubts.of_accuracies(np.arange(1000) < 900, np.arange(5000) < 4585) == []  # below, by chance
 
 
 def test_test_accuracy_significantly_above_that_of_the_validation_data_is_said() -> None:
-    (line,) = doubts.of_accuracies(190, 500, 1480, 1500)
+    (line,) = doubts.of_accuracies(np.arange(500) < 190, np.arange(1500) < 1480)
     assert "0.3800" in line and "0.9867" in line and "trained on the test data" in line and "easier" in line
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
 from hydractl.report.eval_tables import signed_number
+from hydractl.studies.measured_rows import MeasuredRow
 from hydractl.studies.words import (
     ACCURACY,
     AUROC,
@@ -17,7 +20,6 @@ from hydractl.studies.words import (
     judge_all,
     samples_needed,
     samples_to_see,
-    smallest_set_behind,
     word,
 )
 
@@ -105,9 +107,8 @@ def test_a_row_beside_itself_has_no_figures_that_are_the_same_on_any_data() -> N
     """Under another score and the same temperature: the NLL may still differ in its last digit."""
     same = {"value": 0.0, "ci": [0.0, 0.0]}
     table = {ACCURACY: same, NLL: {"value": 2.8e-17, "ci": [0.0, 2.8e-17]}, AUROC: {"value": 0.1, "ci": [0.05, 0.15]}}
-    samples = dict.fromkeys(table, 60)
-    assert list(judge_all(table, samples, same_row=True)) == [AUROC]
-    assert judge_all(table, samples).keys() == table.keys()
+    assert list(judge_all(table, lambda metric: 60, same_row=True)) == [AUROC]
+    assert judge_all(table, lambda metric: 60).keys() == table.keys()
 
 
 def test_a_difference_has_four_digits_and_no_power_of_ten() -> None:
@@ -126,8 +127,11 @@ def test_the_nearer_end_of_an_interval_that_is_not_symmetric_decides() -> None:
 
 
 def test_samples_are_counted_in_the_sets_that_a_metric_is_measured_on() -> None:
-    ood_sets = [("near", 700), ("far", 300), (None, 200)]
-    counted = {metric: smallest_set_behind(metric, 5000, ood_sets) for metric in KINDS}
+    sizes = {"near": 700, "far": 300, None: 200}
+    outside: Any = {str(group): range(size) for group, size in sizes.items()}
+    inside: Any = range(5000)
+    row = MeasuredRow(Any, None, inside, outside, {str(group): group for group in sizes})
+    counted = {metric: row.smallest_set(metric) for metric in KINDS}
     assert counted == {
         **dict.fromkeys(("id.accuracy", "id.nll", "id.ece"), 5000),
         **dict.fromkeys(("ood_avg.auroc", "ood_avg.fpr95"), 200),
@@ -138,4 +142,4 @@ def test_samples_are_counted_in_the_sets_that_a_metric_is_measured_on() -> None:
 
 def test_differences_without_a_value_are_not_judged() -> None:
     table = {AUROC: {"value": 0.1, "ci": [0, 1]}, "id.nll": {"value": None, "ci": None}}
-    assert list(judge_all(table, dict.fromkeys(KINDS, 10))) == [AUROC]
+    assert list(judge_all(table, lambda metric: 10)) == [AUROC]
