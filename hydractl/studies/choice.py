@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from hydractl.files.model_records import Calibration
 from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.plan import Plan, Row
@@ -17,7 +18,7 @@ from hydractl.studies.rule import (
     Decision,
     Evidence,
 )
-from hydractl.studies.verdict import Rung, ladder
+from hydractl.studies.verdict import Rung
 from hydractl.studies.words import AUROC_MARGIN
 
 RULE = (
@@ -72,8 +73,12 @@ class Chosen:
 
     @property
     def ladder(self) -> list[Rung]:
-        """The choice, and below it the rungs (rows with a score) that test data may lead to."""
-        return ladder(self.taken, Rung(SINGLE, self.common_score), Rung(SINGLE, REFERENCE))
+        """The rungs (a row with an OOD score each) that test data may lead to, one after the other.
+
+        They are the choice, the single model with its own score, and the single model with MSP. If two are the same,
+        there is one rung for both.
+        """
+        return list(dict.fromkeys([self.taken, Rung(SINGLE, self.common_score), Rung(SINGLE, REFERENCE)]))
 
     @property
     def common_score(self) -> str:
@@ -170,9 +175,13 @@ def choose(plan: Plan, rows: Mapping[str, MeasuredRow]) -> Chosen:
 
 def validated(plan: Plan, row: Row) -> MeasuredRow:
     """Measure a row on the validation data, whose predictions are there."""
-    calibration = fitted_temperature(plan.calibration_file(row))
+    return measured(plan, row, "choose", fitted_temperature(plan.calibration_file(row)))
+
+
+def measured(plan: Plan, row: Row, purpose: str, calibration: Calibration | None) -> MeasuredRow:
+    """Measure a row from its predictions, which are there: to ``choose`` on validation data, or to ``test``."""
     request = plan.request
-    return measure_row(plan.predictions(row, "choose"), calibration, rounds=request.bootstrap, seed=request.seed)
+    return measure_row(plan.predictions(row, purpose), calibration, rounds=request.bootstrap, seed=request.seed)
 
 
 def _scores_to_choose_from(row: MeasuredRow) -> list[str]:

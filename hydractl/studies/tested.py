@@ -30,8 +30,8 @@ from hydractl.metrics.bootstrap import Resampled, intervals, mean_over_sets, pai
 from hydractl.model.source import Source
 from hydractl.report.texts import number, ratio
 from hydractl.studies import doubts
-from hydractl.studies.choice import Chosen
-from hydractl.studies.measured_rows import MeasuredRow, measure_row
+from hydractl.studies.choice import Chosen, measured
+from hydractl.studies.measured_rows import MeasuredRow
 from hydractl.studies.mistakes import mistakes_of
 from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
@@ -115,38 +115,30 @@ class Tested(Chosen):
         aurocs_of_single = self._single.aurocs(self._single.scores)
         against = self._against_single(aurocs_of_used, aurocs_of_single)
 
-        # Compare it with the single model under that hardest score: in every metric, and on every test set.
-        against_hardest: Findings = {}
+        # Compare it with the single model under that hardest score on every test set.
         by_test_set: Findings = {}
         if against.hardest is not None:
-            against_hardest = self._differences(used, Rung(SINGLE, against.hardest))
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
-
-        # Compare it in every metric with the single model under the unbeaten score. There is none if the rung is
-        # significantly better than all of these scores.
-        against_unbeaten: Findings = {}
-        if against.unbeaten is not None and not is_single:
-            against_unbeaten = self._differences(used, Rung(SINGLE, against.unbeaten))
 
         # False alarms: mean FPR95 of the single model with MSP, of the hardest rival (in the middle, and only if the
         # rung is another row), and of the rung to use.
         alarming = [baseline, figures]
         if against.hardest is not None and not is_single:
-            alarming.insert(1, self._on_resamples(Rung(SINGLE, against.hardest)))
+            alarming.insert(1, self._single.resampled(against.hardest))
 
         # If the choice was the single model, explain why no other row was taken. "telling" are the OOD validation sets
         # by which a choice can be made; without any, there was no choice to explain.
         has_vote = bool(self.choice.telling)
-        reasons_for_single: list[str] = []
+        reason_for_single = ""
         if self.taken.row == SINGLE and has_vote:
-            reasons_for_single = self._why_no_other_row()
+            reason_for_single = self._why_no_other_row()
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
             final_index=self._final_index,
             against=against,
-            against_hardest=against_hardest,
-            against_unbeaten=against_unbeaten,
+            against_hardest=self._against(against.hardest),
+            against_unbeaten=self._against(None if is_single else against.unbeaten),
             by_test_set=by_test_set,
             against_baseline=judge_all(
                 paired_differences(baseline, figures), self._single.smallest_set, same_row=is_single
@@ -155,7 +147,7 @@ class Tested(Chosen):
             has_vote=has_vote,
             has_ood_val=request.has_ood_val,
             has_other_rows=len(self.rows) > 1,
-            reasons_for_single=reasons_for_single,
+            reason_for_single=reason_for_single,
             next_best=self._compared("Next best on validation data", self._next_best),
             highest=self._compared("Highest of all models", self._highest, explained=True),
             false_alarms=[resampled.values.get(FPR95) for resampled in alarming],
@@ -212,6 +204,10 @@ class Tested(Chosen):
         """Return the findings for the paired differences of a rung minus another one, by metric."""
         paired = paired_differences(self._on_resamples(other), self._on_resamples(rung))
         return judge_all(paired, self._single.smallest_set, same_row=rung.row == other.row)
+
+    def _against(self, score: str | None) -> Findings:
+        """Return the differences of the rung to use to the single model with this score, by metric; empty for None."""
+        return {} if score is None else self._differences(self.used, Rung(SINGLE, score))
 
     def _against_single(self, aurocs_of_used: Resampled, aurocs_of_single: Mapping[str, Resampled]) -> AgainstSingle:
         """Return the mean AUROC of the rung to use (a row with a score) minus that of the single model, by score.
@@ -288,8 +284,8 @@ class Tested(Chosen):
         raw = tested.uncalibrated().accuracy_and_nll()
         return sentences + doubts.of_temperature(validated.temperature, gain, calibrated, raw)
 
-    def _why_no_other_row(self) -> list[str]:
-        """Return one sentence on why the best model other than the single one was not taken.
+    def _why_no_other_row(self) -> str:
+        """Return a sentence on why the best model other than the single one was not taken.
 
         All models are compared under one OOD score, that of the single model. Empty if no other model has this score.
         """
@@ -302,14 +298,14 @@ class Tested(Chosen):
         # The best of them by the mean AUROC on the OOD validation sets.
         best = max(others, key=choice.mean_auroc, default=None)
         if best is None:
-            return []
+            return ""
         auroc = number(choice.mean_auroc(best))
         of_single = number(choice.mean_auroc(choice.own_candidate(SINGLE)))
-        return [
+        return (
             f"On validation data the best of the other models under {self.common_score}, {best.row},"
             f" has a mean AUROC of {auroc}; the single model has {of_single}. It was not taken: "
             f"{choice.why_not_taken(best)}."
-        ]
+        )
 
     def _doubts_of_threshold(self, threshold: MeasuredThreshold | None) -> list[str]:
         """Return a sentence if the threshold of ``best.st`` flags too many ID test samples; empty if not.
@@ -458,10 +454,8 @@ class Tested(Chosen):
 def test_rows(chosen: Chosen) -> Tested:
     """Measure the rows on the test data, whose predictions are there."""
     rows = {}
-    request = chosen.plan.request
     for row in chosen.tested_rows:
-        predictions, calibration = chosen.plan.predictions(row, "test"), chosen.rows[row.name].calibration
-        rows[row.name] = measure_row(predictions, calibration, rounds=request.bootstrap, seed=request.seed)
+        rows[row.name] = measured(chosen.plan, row, "test", chosen.rows[row.name].calibration)
     return Tested(chosen.plan, chosen.rows, chosen.choice, rows, rows[SINGLE].uncalibrated())
 
 

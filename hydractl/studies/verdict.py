@@ -60,15 +60,6 @@ class Rung:
     score: str
 
 
-def ladder(chosen: Rung, own_rung: Rung, reference: Rung) -> list[Rung]:
-    """Return the rungs (a row with an OOD score each) that test data may lead to, one after the other.
-
-    They are the choice, the single model with its own score, and the single model with MSP. If two are the same, there
-    is one rung for both.
-    """
-    return list(dict.fromkeys([chosen, own_rung, reference]))
-
-
 def end_of(steps: Sequence[Finding]) -> int:
     """Return the index of the rung (a row with an OOD score) where the verdict ends, 0 for the choice.
 
@@ -145,7 +136,7 @@ class Facts:
         has_ood_val: whether somebody gave OOD validation data.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
-        reasons_for_single: sentences on why no other row than the single model was chosen.
+        reason_for_single: a sentence on why no other row than the single model was chosen; may be empty.
         next_best: what comes next to the choice; None without any.
         highest: what is highest on the test data; None where that is the row of the final rung.
         false_alarms: mean FPR95 of the single model with MSP and no temperature, of the hardest rival if the final rung
@@ -166,7 +157,7 @@ class Facts:
     has_ood_val: bool = True
     has_vote: bool = True
     has_other_rows: bool = True
-    reasons_for_single: Sequence[str] = ()
+    reason_for_single: str = ""
     against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
     highest: NextBestRecord | None = None
@@ -294,7 +285,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
         # Other free scores were not fixed before the test, so that they did better may be chance.
         _sentence_on_better_scores(facts, facts.against.others, "A free score", _SEEN_AFTERWARDS),
         _sentence_on_worse_sets(facts, answer),
-        *facts.reasons_for_single,
+        facts.reason_for_single,
         _sentence_on_best_file(use),
         _sentence_on_free_alternative(facts),
     ]

@@ -493,15 +493,22 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
 
     # Make the answer, with what was stored in the best row.
     steps = [*plan.steps, *testing_steps, *last_steps]
-    (best,) = EvalAnswer.read(str(folder / "best.json")).models
-    answer = tested.answer(source, [step.command.words() for step in steps], best.threshold, warnings)
+    of_best = EvalAnswer.read(str(folder / "best.json"))
+    threshold = of_best.models[0].threshold
+    answer = tested.answer(source, [step.command.words() for step in steps], threshold, warnings)
     for line in answer.verdict.lines:
         log.detail(line)
-    return _write(plan, answer, steps)
+    return _write(plan, answer, steps, of_best)
 
 
-def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
+def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step], of_best: EvalAnswer) -> Outcome:
     """Write the report, the script and the answer into the folder of a study.
+
+    Args:
+        plan: the plan.
+        answer: the answer.
+        steps: all steps.
+        of_best: what ``eval`` measured of the best row.
 
     Returns:
         The answer, with the times of the best row if they were measured, and the files that a person wants.
@@ -509,7 +516,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step]) -> Outcome:
     folder = plan.folder
     table = EvalAnswer.read(str(folder / "test.json"))
     # It was measured from stored predictions, which hold no SPECs; that of the best row on the same data names them.
-    table = table.model_copy(update={"test": EvalAnswer.read(str(folder / "best.json")).test})
+    table = table.model_copy(update={"test": of_best.test})
     commands = script(steps, folder, Path.cwd(), plan.request.in_memory())
     with Output(folder / "study.sh", force=True) as output:
         write_bytes(output, commands.encode("utf-8", "surrogateescape"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.study_answer import NextBestRecord, StabilityRecord, UseRecord
 from hydractl.metrics.bootstrap import Resampled
 from hydractl.studies import doubts
+from hydractl.studies.choice import Chosen
 from hydractl.studies.rule import Difference
 from hydractl.studies.verdict import (
     AgainstSingle,
@@ -20,7 +22,6 @@ from hydractl.studies.verdict import (
     Rung,
     answer_of,
     end_of,
-    ladder,
     record_of_other,
     verdict,
 )
@@ -205,9 +206,9 @@ def test_test_data_may_only_step_down(steps: list[Figure], ends: int) -> None:
 
 
 def test_the_ladder_has_each_rung_once() -> None:
-    assert ladder(CHOICE, OWN, MSP) == [CHOICE, OWN, MSP]
-    assert ladder(OWN, OWN, MSP) == [OWN, MSP]
-    assert ladder(MSP, MSP, MSP) == [MSP]
+    for taken, score, rungs in ((CHOICE, "vim", [CHOICE, OWN, MSP]), (OWN, "vim", [OWN, MSP]), (MSP, "msp", [MSP])):
+        chosen = SimpleNamespace(taken=taken, common_score=score)
+        assert Chosen.ladder.fget(chosen) == rungs
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_the_ladder_has_each_rung_once() -> None:
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
-    tested = facts_of(steps, {"msp": BETTER}, rungs, reasons_for_single=["Because."])
+    tested = facts_of(steps, {"msp": BETTER}, rungs, reason_for_single="Because.")
     assert answer_of(tested) == answer and lines(tested)[0].startswith(begins) and "Because." in lines(tested)
     assert lines(tested)[0].endswith(f" {NO_OTHER}")
 
