@@ -102,16 +102,15 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
     with _errors_of_file(spec.where):
         # Unusable images are an error. Unusable labels are only handed on: a set may be used without its labels.
-        headers, problems = _read_needed_headers(spec, names)
-        label_problems = _label_problems(names, headers)
+        headers, problems = _read_headers(spec, names)
+        if "x" in headers:
+            problems += _problems_of_images(names["x"], headers["x"])
+        label_problems = _problems_of_labels(names, headers)
         if problems:
-            all_problems = problems + label_problems
-            raise InputError(f"{spec.where}: not a usable image set", problems=all_problems)
+            raise InputError(f"{spec.where}: not a usable image set", problems=problems + label_problems)
         raw = RawLabels(problems=label_problems) if label_problems else _read_labels(spec.file, names, headers)
-        header = headers[names["x"]]
-        images = _open_images(spec, names["x"], header)
-    file_name = printable(spec.file.name)
-    ids = RowIds(file_name, header.shape[0])
+        images = _open_images(spec, names["x"], headers["x"])
+    ids = RowIds(printable(spec.file.name), headers["x"].shape[0])
     return ArrayImages(spec.text, spec.where, ids, images), raw
 
 
@@ -128,48 +127,30 @@ def _errors_of_file(where: str) -> Iterator[None]:
         raise InputError(f"{where}: cannot read the file: {why}", hint="write it with numpy.savez") from error
 
 
-def _read_needed_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
-    """Read the headers of the named arrays, and say why the images cannot be used.
+def _read_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
+    """Read the headers of the named arrays.
 
     Args:
         spec: the SPEC of the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
 
     Returns:
-        The headers of the usable arrays, by name of the array; and one message for each needed array that is missing
-        and each array that cannot be used.
+        The headers of the usable arrays, by ``x``, ``y`` and ``classes``; and one message for each needed array that is
+        missing and each array that cannot be used. Needed are the images, and what the SPEC names by a setting.
     """
-    # The headers of the arrays that are in the file.
-    headers: dict[str, _Header] = {}
+    headers = {}
     problems = []
     with zipfile.ZipFile(spec.file) as archive:
-        members = set(archive.namelist())
-        for name in names.values():
-            if f"{name}.npy" not in members:
-                continue
-            try:
-                headers[name] = _read_header(archive, name)
-            except _UnusableArray as error:
-                problems.append(str(error))
-    arrays_in_file = sorted(member.removesuffix(".npy") for member in archive.namelist())
-    listed = ", ".join(arrays_in_file) or "nothing"
-
-    # The images are always needed. Arrays that the SPEC names by ?x=, ?y= or ?classes= are needed too.
-    needed = {"x": names["x"]}
-    needed.update(spec.query)
-    for key, name in needed.items():
-        if name not in arrays_in_file:
-            problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
-
-    # The images must be bytes in a shape of images.
-    images_name = names["x"]
-    if images_name in headers:
-        header = headers[images_name]
-        if header.dtype != np.uint8:
-            problems.append(f"{images_name} is {header.dtype}, uint8 (0..255) is needed")
-        problem_of_shape = _problem_of_image_shape(images_name, header.shape)
-        if problem_of_shape is not None:
-            problems.append(problem_of_shape)
+        members = archive.namelist()
+        listed = ", ".join(sorted(member.removesuffix(".npy") for member in members)) or "nothing"
+        for key, name in names.items():
+            if f"{name}.npy" in members:
+                try:
+                    headers[key] = _read_header(archive, name)
+                except _UnusableArray as error:
+                    problems.append(str(error))
+            elif key == "x" or key in spec.query:
+                problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
     return headers, problems
 
 
@@ -188,14 +169,14 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     Args:
         path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
-        headers: the headers of the arrays in the file, by name of the array.
+        headers: the headers of the arrays in the file, by ``x``, ``y`` and ``classes``.
     """
     labels = None  # [N], also if the file has [N, 1]
     classes = None  # [K]
     with np.load(path, allow_pickle=False) as arrays:
-        if names["y"] in headers:
+        if "y" in headers:
             labels = arrays[names["y"]].reshape(-1)
-        if names["classes"] in headers:
+        if "classes" in headers:
             classes = arrays[names["classes"]]
     # NumPy reads numbers that are no characters, of which broken texts become; decoding raises an error.
     for array in (labels, classes):
@@ -396,43 +377,42 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
     return _Header(shape, dtype, fortran)
 
 
-def _problem_of_image_shape(name: str, shape: tuple[int, ...]) -> str | None:
-    """Return why an array of this shape cannot be read as images, or None if it can.
+def _problems_of_images(name: str, header: _Header) -> list[str]:
+    """Return why an array cannot be read as images, one message each.
 
-    It can if the shape is ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, without a 0.
+    It can if it is uint8 of the shape ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, without a 0.
     """
+    problems = []
+    if header.dtype != np.uint8:
+        problems.append(f"{name} is {header.dtype}, uint8 (0..255) is needed")
+    shape = header.shape
     if len(shape) not in (3, 4):
-        return f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed"
-    if shape[0] == 0:
-        return f"{name} has no images: shape {shape}"
-    if 0 in shape:
-        return f"{name} has images without pixels: shape {shape}"
-
-    # Shapes that can be read: grey images without a channel, and one or three channels at the end.
-    if len(shape) == 3 or shape[3] in (1, 3):
-        return None
-
-    # Other numbers of channels: guess what they are.
-    if shape[3] == 4:
-        advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
-    elif shape[1] in (1, 3):
-        advice = "channels come last: transpose to (N, H, W, C)"
-    else:
+        problems.append(f"{name} has shape {shape}, (N, H, W) or (N, H, W, C) is needed")
+    elif shape[0] == 0:
+        problems.append(f"{name} has no images: shape {shape}")
+    elif 0 in shape:
+        problems.append(f"{name} has images without pixels: shape {shape}")
+    elif shape[3:] not in ((), (1,), (3,)):  # guess what other numbers of channels are
         advice = "1 or 3 channels are needed"
-    return f"{name} has shape {shape}; {advice}"
+        if shape[3] == 4:
+            advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"
+        elif shape[1] in (1, 3):
+            advice = "channels come last: transpose to (N, H, W, C)"
+        problems.append(f"{name} has shape {shape}; {advice}")
+    return problems
 
 
-def _label_problems(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
+def _problems_of_labels(names: Mapping[str, str], headers: Mapping[str, _Header]) -> list[str]:
     """Return one message for each thing that is wrong with the types and shapes of labels and class names.
 
     Args:
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
-        headers: the headers of the arrays in the file, by name of the array.
+        headers: the headers of the arrays in the file, by ``x``, ``y`` and ``classes``.
     """
     # Missing arrays are None here; they are judged elsewhere.
-    images = headers.get(names["x"])
-    labels = headers.get(names["y"])
-    classes = headers.get(names["classes"])
+    images = headers.get("x")
+    labels = headers.get("y")
+    classes = headers.get("classes")
     problems = []
     if labels is not None:
         if labels.dtype.kind not in "iuU":

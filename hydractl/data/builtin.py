@@ -71,7 +71,7 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
     """
     spec.check_query(())
     name, _, split = spec.path.partition("/")
-    _check_name(spec, name, split)
+    _check_name(spec, name)
 
     # Texts without labels.
     if name == "docstrings":
@@ -93,26 +93,20 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
     return dataset, raw
 
 
-def _check_name(spec: DataSpec, name: str, split: str) -> None:
+def _check_name(spec: DataSpec, name: str) -> None:
     """Refuse sets and splits that do not exist, and sets that need a library which is not installed.
 
     Args:
         spec: the parsed SPEC, for messages.
         name: the name of the set, for example ``digits``.
-        split: the name of the split, or an empty string if none was given.
 
     Raises:
         UsageError: saying which sets or splits there are.
     """
-    # An unknown name, or a known one with a split that it lacks or without one that it needs.
     if spec.path not in BUILTIN:
         splits = [known for known in BUILTIN if known.partition("/")[0] == name]
-        if not splits:
-            listed = ", ".join(f"builtin:{known}" for known in BUILTIN)
-            raise UsageError(f"{spec.where}: no builtin set {name!r}", hint=f"there are: {listed}")
-        lacks = "no splits" if splits == [name] else f"no split {split!r}"
-        full_names = " or ".join(f"builtin:{known}" for known in splits)
-        raise UsageError(f"{spec.where}: builtin:{name} has {lacks}", hint=f"write {full_names}")
+        listed = ", ".join(f"builtin:{known}" for known in splits or BUILTIN)
+        raise UsageError(f"{spec.where}: no builtin set {spec.path!r}", hint=f"there are: {listed}")
     if name in _OF_SKLEARN and importlib.util.find_spec("sklearn") is None:
         message = f"{spec.where}: builtin:{name} needs scikit-learn, which is not installed"
         raise UsageError(message, hint=install_hint("sklearn"))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import NamedTuple
 
 from hydractl.data.base import PAIRS, Dataset, reason
@@ -276,7 +275,8 @@ def _reader_key(spec: DataSpec) -> str:
         if path.is_dir():
             return "folder"
         if not path.exists():
-            raise _not_found(spec, path)
+            nothing = f"nothing in {os.path.join(path.parent, '')} has a name like it; {SUPPORTED}"
+            raise InputError(f"{spec.where}: no such file or folder", hint=near_path(path) or nothing)
         if not path.is_file():
             raise InputError(f"{spec.where}: neither a file nor a folder")
     except (OSError, ValueError) as error:  # no permission, a name that is too long, a NUL in the name
@@ -295,15 +295,3 @@ def _reader_key(spec: DataSpec) -> str:
     if path.suffix.lower() == ".json":
         hint = "write an object a line: pandas.read_json(FILE).to_json('OUT.jsonl', orient='records', lines=True)"
     raise InputError(f"{spec.where}: not a kind of data set that hydractl reads", hint=hint)
-
-
-def _not_found(spec: DataSpec, path: Path) -> InputError:
-    """Return the error for a path that does not exist, with a hint at what may have been meant."""
-    from hydractl.data.builtin import BUILTIN
-
-    first_part, _, _ = spec.path.partition("/")
-    if first_part in {known.partition("/")[0] for known in BUILTIN}:
-        hint = f"did you mean builtin:{spec.path}?"
-    else:
-        hint = near_path(path) or f"nothing in {os.path.join(path.parent, '')} has a name like it; {SUPPORTED}"
-    return InputError(f"{spec.where}: no such file or folder", hint=hint)

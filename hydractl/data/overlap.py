@@ -150,45 +150,30 @@ def compare_fitted(fitted: Sequence[GivenSet], tested: Sequence[GivenSet]) -> Fi
     return findings
 
 
-@dataclass(frozen=True)
-class Validation:
-    """Validation data from which the training data were removed.
-
-    Attributes:
-        dataset: the remaining samples.
-        left_out: how many samples were removed.
-    """
-
-    dataset: Dataset
-    left_out: int = 0
-
-    def sentence(self) -> str:
-        """Return a sentence that says how many samples were left out."""
-        count = self.left_out
-        total = count + len(self.dataset)
-        verb = "is" if count == 1 else "are"
-        return f"{count} of {total} samples of --val {verb} among those of --train, and left out of it"
-
-
-def without_training_data(validation: GivenSet, training: GivenSet) -> Validation:
-    """Return the validation data without the samples that are also training data.
+def without_training_data(validation: Dataset, training: Dataset) -> tuple[Dataset, int]:
+    """Return ``--val`` without the samples that are also in ``--train``, and how many these are.
 
     Raises:
         InputError: if these are more than half of the validation data.
     """
-    dataset = validation.dataset
-    shared = shared_samples(validation, training)
+    shared = shared_samples(GivenSet("--val", validation), GivenSet("--train", training))
     if not shared:
-        return Validation(dataset)
-    if 2 * shared.of_first > len(dataset):
+        return validation, 0
+    if 2 * shared.of_first > len(validation):
         raise InputError(str(shared), hint="give a validation set of its own")
 
     # Keep the samples whose fingerprint, the hash of what a model sees, is not among those of the training data.
-    digests_of_training = set(training.dataset.sample_fingerprints())
-    fingerprints = dataset.sample_fingerprints()
+    digests_of_training = set(training.sample_fingerprints())
+    fingerprints = validation.sample_fingerprints()
     kept_rows = [index for index, digest in enumerate(fingerprints) if digest not in digests_of_training]
-    remaining = DatasetPart(dataset, dataset.spec, kept_rows)
-    return Validation(remaining, left_out=shared.of_first)
+    return DatasetPart(validation, validation.spec, kept_rows), shared.of_first
+
+
+def left_out_words(remaining: Dataset, left_out: int) -> str:
+    """Return a sentence that says how many samples were left out of ``--val``, which has the remaining ones."""
+    total = left_out + len(remaining)
+    verb = "is" if left_out == 1 else "are"
+    return f"{left_out} of {total} samples of --val {verb} among those of --train, and left out of it"
 
 
 def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) -> str | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, skipped_document
 from hydractl.data.corrupted import CorruptedImages
-from hydractl.data.overlap import Findings, GivenSet, compare_sets, without_training_data
+from hydractl.data.overlap import Findings, GivenSet, compare_sets, left_out_words, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError
 from hydractl.evaluation.options import EvalOptions
@@ -178,10 +178,9 @@ def open_sets(options: EvalOptions, models: Sequence[Classifier], log: Log) -> l
         validation = open_labelled(options.val, need_labels=options.needs_val_labels)
         left_out = 0
         if training is not None:
-            remaining = without_training_data(GivenSet("--val", validation), GivenSet("--train", training))
-            validation, left_out = remaining.dataset, remaining.left_out
+            validation, left_out = without_training_data(validation, training)
             if left_out:
-                log.info(remaining.sentence())
+                log.info(left_out_words(validation, left_out))
         sets.append(replace(_eval_set("val", VAL, validation), left_out=left_out))
 
     # OOD validation sets; `auto` makes one of the validation samples. Then the training data.

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from hydractl.criteria.weights import prunable
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
-from hydractl.data.overlap import GivenSet, without_training_data
+from hydractl.data.overlap import without_training_data
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
@@ -106,8 +106,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         return Opened(members, train_set, None, 0, drawn_names)
     val_set = _open_labelled(options.val, named, options, class_names)
     check_labels_are_classes(val_set, named)
-    validation = without_training_data(GivenSet("--val", val_set), GivenSet("--train", train_set))
-    return Opened(members, train_set, validation.dataset, validation.left_out, drawn_names)
+    val_set, left_out = without_training_data(val_set, train_set)
+    return Opened(members, train_set, val_set, left_out, drawn_names)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:

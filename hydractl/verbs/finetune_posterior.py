@@ -13,7 +13,7 @@ import torch
 
 from hydractl.data import open_data
 from hydractl.data.base import PAIRS, Dataset, one_class_warning
-from hydractl.data.overlap import GivenSet, trained_on_warning, without_training_data
+from hydractl.data.overlap import GivenSet, left_out_words, trained_on_warning, without_training_data
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, file_path
@@ -193,10 +193,9 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
 
     # Validation data, without what is training data, too.
     named, given = open_labelled(source, request.val, request.limit, request.seed)
-    validation = without_training_data(GivenSet("--val", given), GivenSet("--train", data))
-    if validation.left_out:
-        log.info(validation.sentence())
-    val = validation.dataset
+    val, left_out = without_training_data(given, data)
+    if left_out:
+        log.info(left_out_words(val, left_out))
     log.warn_all([*sample_warnings(data, in_passing=request.dry_run), *sample_warnings(val)])
     log.warn_all([trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))])
     return data, val, named

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import torch
 
 from hydractl.data.base import one_class_warning
-from hydractl.data.overlap import Validation
+from hydractl.data.overlap import left_out_words
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, seed_mark
@@ -214,7 +214,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         if differences:
             raise InputError(f"--val against the training set: {'; '.join(differences)}")
         if opened.left_out:
-            log.info(Validation(val_set, opened.left_out).sentence())
+            log.info(left_out_words(val_set, opened.left_out))
     return Prepared(**vars(opened), request=request, plan=_plan_training(opened, request, log))
 
 

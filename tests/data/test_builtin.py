@@ -136,9 +136,9 @@ def test_docstrings_need_the_source_of_the_standard_library(library: Path) -> No
     ("spec", "hint"),
     [
         ("builtin:digit/test", "builtin:digits/train"),
-        ("builtin:digits", "builtin:digits/train or builtin:digits/val or builtin:digits/test"),
+        ("builtin:digits", "there are: builtin:digits/train, builtin:digits/val, builtin:digits/test"),
         ("builtin:digits/dev", "builtin:digits/val"),
-        ("builtin:symbols/test", "write builtin:symbols"),
+        ("builtin:symbols/test", "there are: builtin:symbols"),
         ("builtin:photos?x=1", "no settings"),
     ],
 )

@@ -26,9 +26,8 @@ def test_near_names(tmp_path: Path) -> None:
     assert error.hint == f"in {tmp_path}/ there is: calibration.npz, calibrations.npz"
 
 
-def test_missing_folder_and_forgotten_scheme(here: Path) -> None:
+def test_missing_folder(here: Path) -> None:
     assert error_of(f"{here}/no/such/x.npz").hint == f"the path exists up to {here}/"
-    assert error_of("digits/test").hint == "did you mean builtin:digits/test?"
 
 
 @pytest.mark.parametrize("name", ["model.pt", "weights.st", "x.npy"])

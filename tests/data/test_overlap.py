@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from hydractl.data import open_data
-from hydractl.data.overlap import GivenSet, compare_fitted, compare_sets, without_training_data
+from hydractl.data.overlap import GivenSet, compare_fitted, compare_sets, left_out_words, without_training_data
 from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError
@@ -56,15 +56,14 @@ def test_no_sample_that_something_is_fitted_to_is_a_test_sample(tmp_path: Path) 
 
 @pytest.mark.fault(62)
 def test_training_data_are_left_out_of_validation_data(tmp_path: Path) -> None:
-    training = given(tmp_path, "data", IMAGES[:200])
-    validation = without_training_data(given(tmp_path, "val", IMAGES[180:300]), training)
-    assert validation.left_out == 20
-    assert len(validation.dataset) == 100
-    assert not set(validation.dataset.sample_fingerprints()) & set(training.dataset.sample_fingerprints())
-    assert validation.dataset.labels.tolist() == [0, 1] * 50
-    assert validation.sentence().startswith("20 of 120 samples of --val are among those of --train")
+    training = given(tmp_path, "data", IMAGES[:200]).dataset
+    validation, left_out = without_training_data(given(tmp_path, "val", IMAGES[180:300]).dataset, training)
+    assert left_out == 20 and len(validation) == 100
+    assert not set(validation.sample_fingerprints()) & set(training.sample_fingerprints())
+    assert validation.labels is not None and validation.labels.tolist() == [0, 1] * 50
+    assert left_out_words(validation, 20).startswith("20 of 120 samples of --val are among those of --train")
     with pytest.raises(InputError, match="61 of 120 samples of --val"):
-        without_training_data(given(tmp_path, "val", IMAGES[139:259]), training)
+        without_training_data(given(tmp_path, "val", IMAGES[139:259]).dataset, training)
 
 
 def test_samples_are_compared_as_they_are_given(tmp_path: Path) -> None:
