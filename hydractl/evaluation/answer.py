@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, 
 from hydractl.metrics.declaration import MetricKind, metrics
 from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.rows import id_block, row_keys
+from hydractl.metrics.rows import id_block, means_of, row_keys
 from hydractl.metrics.samples import Samples
 
 _KEYED_BY_DATA = ("ood", "diversity", "scores", "ood_flagged", "corruptions", "seen")
@@ -60,11 +59,7 @@ def means_over_corruptions(by_corruption: ByCorruption) -> dict[str, SeverityMet
     first_corruption = next(iter(by_corruption.values()))
     for severity, metrics_of_first in first_corruption.items():
         of_corruptions = [severities[severity].metrics for severities in by_corruption.values()]
-        mean_metrics: dict[str, Any] = {}
-        for key in metrics_of_first.metrics:
-            values: list[Any] = [metrics_of_corruption[key] for metrics_of_corruption in of_corruptions]
-            mean_metrics[key] = math.fsum(values) / len(values)
-        means[severity] = SeverityMetrics(**mean_metrics)
+        means[severity] = SeverityMetrics(**means_of(of_corruptions, metrics_of_first.metrics))
     return means
 
 

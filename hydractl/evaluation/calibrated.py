@@ -55,7 +55,7 @@ def write_calibrated(
         entry: dict[str, object] = {"score": score}
         detector = model.detector
         if detector is not None and score in detector.names:
-            entry["fitted_on"] = dict(detector.fitted_on)
+            entry["fitted_on"] = {} if detector.fitted_on is None else detector.fitted_on.to_dict()
             tensors = with_tensors(tensors, detector.tensors(score))
         extra["ood_score"] = entry
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,14 +108,19 @@ def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
     for average_name in AVERAGES:
         group = average_name.removesuffix("_avg")  # "near", "far", or "ood" for all sets
         averaged = [values for values in sets.values() if group in ("ood", values["group"])]
-        means: Blocks = {}
-        for metric in _asked_for("ood", names):
-            of_sets = [values[metric.key] for values in averaged]
-            means[metric.key] = None
-            if of_sets and None not in of_sets:
-                means[metric.key] = math.fsum(of_sets) / len(of_sets)  # rounded once: the order does not matter
-        averages[average_name] = means
+        averages[average_name] = means_of(averaged, [metric.key for metric in _asked_for("ood", names)])
     return averages
+
+
+def means_of(blocks: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> Blocks:
+    """Return the unweighted mean over blocks of the metric of each key; None without a block, or if one has None."""
+    means: Blocks = {}
+    for key in keys:
+        values = [block[key] for block in blocks]
+        means[key] = None
+        if values and None not in values:
+            means[key] = math.fsum(values) / len(values)  # rounded once: the order does not matter
+    return means
 
 
 class ModelFigures:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hydractl.data.names import folded_name
 from hydractl.errors import InputError
 from hydractl.files.checkpoint import BESIDE, FileTensors
+from hydractl.files.model_records import ScoreDataRecord
 from hydractl.metrics.feature_scores.layers import LayerSums, add_to_sums, empty_sums
 from hydractl.metrics.feature_scores.scores import (
     FEATURE_SCORES,
@@ -197,12 +198,11 @@ class Detector:
 
     Attributes:
         members: for each member the statistics of each score, by the name of the score.
-        fitted_on: the training data, as ``{"spec", "n", "fingerprint", "knn_k"}``, and ``negative_words``, the SHA-256
-            of the words; empty if the scores needed none.
+        fitted_on: the training data and the words; None if the scores needed none.
     """
 
     members: Sequence[Mapping[str, Statistics]]
-    fitted_on: Mapping[str, object] = field(default_factory=dict)
+    fitted_on: ScoreDataRecord | None = None
 
     @property
     def names(self) -> list[str]:
@@ -258,7 +258,10 @@ class Detector:
         """Return a detector with the scores of this one and of another one for the same members."""
         pairs = zip(self.members, other.members, strict=True)
         members = [{**fitted, **other_fitted} for fitted, other_fitted in pairs]
-        return Detector(members, {**self.fitted_on, **other.fitted_on})
+        fitted_on = self.fitted_on or other.fitted_on
+        if fitted_on is not None and other.fitted_on is not None:
+            fitted_on = fitted_on.model_copy(update=other.fitted_on.to_dict())
+        return Detector(members, fitted_on)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the statistics of one score under their names in a checkpoint; float32 if that is lossless."""
@@ -300,9 +303,10 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
         members: the number of members of the model.
 
     Raises:
-        InputError: if the statistics of a member are missing.
+        InputError: if the statistics of a member are missing, or the record of the training data is broken.
     """
     # The statistics of each member are tensors with names such as ``PREFIX.0.mean``.
+    broken = f"the checkpoint holds a broken OOD score {score!r}"
     fitted_members = []
     for member in range(members):
         prefix = f"{DETECTOR_START}{member}."
@@ -312,13 +316,12 @@ def stored_detector(score: str, document: Any, tensors: FileTensors, members: in
                 part = name.removeprefix(prefix)
                 statistics[part] = _in_float64(tensors.read(name))
         if not statistics:
-            raise InputError(f"the checkpoint holds a broken OOD score {score!r}", hint=_AGAIN)
+            raise InputError(broken, hint=_AGAIN)
         fitted_members.append({score: statistics})
 
-    # The record of the training data. A file may contain anything there, or nothing.
-    fitted_on = document.get("fitted_on") if isinstance(document, Mapping) else None
-    if not isinstance(fitted_on, Mapping):
-        fitted_on = {}
+    # The record of the training data, which scores such as ash have not.
+    entry = document.get("fitted_on") if isinstance(document, Mapping) else None
+    fitted_on = ScoreDataRecord.checked(entry, broken, _AGAIN) if entry else None
     return Detector(fitted_members, fitted_on)
 
 
@@ -445,7 +448,7 @@ def fit_detector(
     read: TrainingFeatures,
     labels: Any,
     neighbours: int,
-    fitted_on: Mapping[str, object],
+    fitted_on: ScoreDataRecord | None,
     words: Sequence[str] = (),
 ) -> Detector:
     """Return OOD scores that are fitted for every member to the features and logits of training data.
@@ -456,7 +459,7 @@ def fit_detector(
         read: the result of :func:`read_training`; it may be empty if no score needs samples.
         labels: ``[N]``, the labels of all samples of the data, or None.
         neighbours: the number of neighbours of ``knn``.
-        fitted_on: the record of the training data.
+        fitted_on: the record of the training data and the words; None for none.
         words: the words for ``neglabel``.
 
     Raises:

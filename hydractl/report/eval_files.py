@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,41 +15,36 @@ from hydractl.report.eval_pictures import KINDS, pictures
 from hydractl.report.pictures import save_png
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """The files to write; None means that one is not asked for."""
-
-    html: str | None = None
-    plots: str | None = None
-    force: bool = False
-
-
 @contextlib.contextmanager
-def claimed_reports(options: ReportOptions) -> Iterator[Mapping[str, Output]]:
+def claimed_reports(
+    *, html: str | None = None, plots: str | None = None, force: bool = False
+) -> Iterator[Mapping[str, Output]]:
     """Claim the outputs of ``--html`` and ``--plots``, by kind, for a ``with`` statement.
 
     Claiming every file that may be written makes sure, before the computing, that none is lost or overwritten after it.
     A missing folder of pictures is created, and removed again if nothing is put into it. Other files in it stay.
 
     Args:
-        options: what to write.
+        html: the path of the page; None for none.
+        plots: the folder of the pictures; None for none.
+        force: whether files may be replaced.
 
     Raises:
         OutputError: a file exists already, or cannot be written.
     """
     path_by_kind: dict[str, Path] = {}
-    if options.html is not None:
-        path_by_kind["html"] = file_path(options.html)
+    if html is not None:
+        path_by_kind["html"] = file_path(html)
 
     # On leaving, the stack ends every claim, even if a later one could not be made.
     with contextlib.ExitStack() as stack:
-        if options.plots is not None:
-            folder = Path(options.plots)
+        if plots is not None:
+            folder = Path(plots)
             _make_folder(folder, stack)
             path_by_kind |= {kind: folder / f"{kind}.png" for kind in KINDS}
         outputs = {}
         for kind, path in path_by_kind.items():
-            outputs[kind] = stack.enter_context(Output(path, force=options.force))
+            outputs[kind] = stack.enter_context(Output(path, force=force))
         yield outputs
 
 

@@ -15,8 +15,8 @@ from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.jsonio import Document, shown
-from hydractl.options.call import Call, filled
-from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
+from hydractl.options.call import Call
+from hydractl.report.eval_files import claimed_reports, write_reports
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -101,7 +101,7 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
         call: which files show it, and what has to hold of its rows; without ``output`` the document is not kept.
     """
     values = call.values
-    options = filled(ReportOptions, values)
+    force = values["force"]
     rows = [(row.name, row.to_dict()) for row in answer.models]
     unmet = unmet_in(rows, values["require"])
 
@@ -110,8 +110,8 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
         output_file = None
         path = json_path(values["output"])
         if path is not None:
-            output_file = stack.enter_context(Output(path, force=options.force))
-        reports = stack.enter_context(claimed_reports(options))
+            output_file = stack.enter_context(Output(path, force=force))
+        reports = stack.enter_context(claimed_reports(html=values["html"], plots=values["plots"], force=force))
         if not values["dry_run"]:
             if output_file is not None:
                 files.append(write_json(output_file, answer.to_dict()))

@@ -225,19 +225,21 @@ def test_other_weights_and_other_scores_leave_it_behind(capsys: Any) -> None:
 
 
 DAMAGED = (
-    ("hydractl.ood.0.centre", "mahalanobis", "what the OOD score was fitted to does not fit the model"),
-    ("", "kmn", "there is no OOD score 'kmn'"),
-    ("hydractl.ood.0.", "mahalanobis", "the checkpoint holds a broken OOD score 'mahalanobis'"),
+    ("hydractl.ood.0.centre", "mahalanobis", 9, "what the OOD score was fitted to does not fit the model"),
+    ("", "kmn", 9, "there is no OOD score 'kmn'"),
+    ("hydractl.ood.0.", "mahalanobis", 9, "the checkpoint holds a broken OOD score 'mahalanobis'"),
+    ("", "mahalanobis", "many", "n is 'many', not a count"),
 )
 
 
 def test_a_damaged_score_is_refused(capsys: Any) -> None:
     run("calibrate", "base.st", *TRAIN, "--ood-score", "mahalanobis", "-o", "k.st")
     header = read_header("k.st")
-    for part, score, complaint in DAMAGED:
+    for part, score, samples_fitted_to, complaint in DAMAGED:
         with safetensors.safe_open("k.st", "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys() if not part or not name.startswith(part)}  # noqa: SIM118
-        document = {**header.description, "extra": {"ood_score": {"score": score}}}
+        stored = {"score": score, "fitted_on": {"n": samples_fitted_to}}
+        document = {**header.description, "extra": {"ood_score": stored}}
         with open("broken.st", "wb") as handle:
             write_tensors(handle, DictTensors(tensors), document)
         capsys.readouterr()

@@ -67,7 +67,7 @@ def test_every_score_can_be_fitted(variant: str) -> None:
         names.remove("neglabel")
         words = []
     training = read_training([model], [(range(count), given)], labels)
-    detector = fit_detector(names, [model], training, labels, 1, {}, words)
+    detector = fit_detector(names, [model], training, labels, 1, None, words)
     scores = detector.scores(*read_features(model, given, layers=True))
     assert list(scores) == names
     assert all(values.shape == (1, count) and np.isfinite(values).all() for values in scores.values())

@@ -113,7 +113,7 @@ def test_the_score_of_all_layers_is_that_of_the_library_s_model(variant: str) ->
     with torch.no_grad():
         parts = [(rows, cut(training, rows)) for rows in (range(40), range(40, 90))]
         read = read_training([model], parts, labels)
-        detector = fit_detector([SCORE, "mahalanobis"], [model], read, labels, 1, {})
+        detector = fit_detector([SCORE, "mahalanobis"], [model], read, labels, 1, None)
         logits, (layers,) = read_features(model, batch, layers=detector.takes_layers)
         scores = detector.scores(logits, [layers])
         plain_logits, (features,) = read_features(model, batch)
@@ -129,7 +129,7 @@ def test_the_score_of_all_layers_is_that_of_the_library_s_model(variant: str) ->
     for of_training, of_samples in zip(fit, [features.numpy(), *expected], strict=True):
         naive += class_distances(of_training, labels, of_samples)
     assert scores[SCORE][0] == pytest.approx(naive, rel=1e-5)
-    alone = fit_detector(["mahalanobis"], [model], read, labels, 1, {})
+    alone = fit_detector(["mahalanobis"], [model], read, labels, 1, None)
     np.testing.assert_array_equal(alone.scores(plain_logits, [features])["mahalanobis"], scores["mahalanobis"])
 
 

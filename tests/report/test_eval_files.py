@@ -11,7 +11,7 @@ from PIL import Image
 from hydractl.errors import OutputError, UsageError
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalAnswer
-from hydractl.report.eval_files import ReportOptions, claimed_reports, write_reports
+from hydractl.report.eval_files import claimed_reports, write_reports
 from hydractl.report.eval_html import render
 from hydractl.report.eval_pictures import KINDS
 from tests.calls import checked
@@ -38,7 +38,7 @@ def quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def made(document: dict[str, Any], **options: Any) -> list[str]:
-    with claimed_reports(ReportOptions(**options)) as reports:
+    with claimed_reports(**options) as reports:
         return [str(path) for path in write_reports(answer_of(document), reports)]
 
 
@@ -88,8 +88,7 @@ def test_with_force_what_is_written_is_replaced_and_other_files_stay(here: Path)
 
 
 def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    options = ReportOptions(html="out.html", plots="pictures")
-    with claimed_reports(options) as outputs:
+    with claimed_reports(html="out.html", plots="pictures") as outputs:
         planned = [str(output.path) for output in outputs.values()]
         assert {"out.html", "pictures/scores.png"} <= set(planned)
         with pytest.raises(OutputError, match="another process is writing"):
@@ -98,9 +97,8 @@ def test_a_claim_without_writing_leaves_nothing(document: dict[str, Any], here: 
 
 
 def test_a_failure_in_between_leaves_nothing(document: dict[str, Any], here: Path) -> None:
-    options = ReportOptions(html="out.html", plots="pictures")
     broken = EvalAnswer.model_construct(models=[3])
-    with pytest.raises(AttributeError), claimed_reports(options) as reports:
+    with pytest.raises(AttributeError), claimed_reports(html="out.html", plots="pictures") as reports:
         write_reports(broken, reports)
     assert list(here.iterdir()) == []
 

@@ -119,20 +119,17 @@ class RunningModel(LogitsProvider):
         """The SHA-256 of its file, or a list for several files; they are hashed on first use."""
         return self.argument.sha256
 
-    def header(self, feature_scores: Sequence[str], fitted_on: Mapping[str, object]) -> PredictedModelRecord:
+    def header(self, feature_scores: Sequence[str], fitted_on: ScoreDataRecord | None) -> PredictedModelRecord:
         """Return the record of the model in the header of its predictions, with what its own file has stored.
 
         Args:
             feature_scores: the names of the OOD scores on features that are stored beside the logits.
-            fitted_on: the record of the data and words to which these scores are fitted; empty for none.
+            fitted_on: the record of the data and words to which these scores are fitted; None for none.
         """
         stored = self.stored
         calibration = stored.calibration
         if calibration is not None:
             calibration = calibration.model_copy(update={"stored": None})
-        scores_fitted_on = None
-        if feature_scores and fitted_on:
-            scores_fitted_on = ScoreDataRecord.model_validate(fitted_on)
         # The name comes from a file name, which may have bytes that are not valid UTF-8.
         name_bytes = self.name.encode("utf-8", "backslashreplace")
         return self.record.model_copy(
@@ -143,7 +140,7 @@ class RunningModel(LogitsProvider):
                 "threshold": stored.threshold,
                 "ood_score": None if stored.ood_score is None else StoredScoreRecord(score=stored.ood_score),
                 "feature_scores": feature_scores or None,
-                "fitted_on": scores_fitted_on,
+                "fitted_on": fitted_on if feature_scores else None,
             }
         )
 
@@ -306,24 +303,23 @@ class RunningModel(LogitsProvider):
         assert detector is not None  # each score is stored, or was fitted
 
         self.detector = detector
-        if detector.fitted_on:
-            self.scores_fitted_on = ScoreDataRecord.model_validate(dict(detector.fitted_on))
+        self.scores_fitted_on = detector.fitted_on
         for name in detector.constant:
             self.log.warn(
                 f"{self.name}: {name} learns from wrong and right predictions, and those on --train are all alike: it "
                 "is constant; give data that the model was not trained on"
             )
 
-    def fit_record(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> dict[str, object]:
-        """Return the record of the data and words to which :meth:`fit_scores` fits scores; empty if they need none."""
-        record: dict[str, object] = {}
-        if data is not None:
-            record = {**data.record().to_dict(), "knn_k": what.knn_k}
+    def fit_record(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> ScoreDataRecord | None:
+        """Return the record of the data and words to which :meth:`fit_scores` fits scores; None if they need none."""
+        digest = None
         negative_words = _negative_words(names, what)
         if negative_words:
             lines = "\n".join(negative_words)
-            record["negative_words"] = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
-        return record
+            digest = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
+        if data is not None:
+            return ScoreDataRecord(**dict(data.record()), knn_k=what.knn_k, negative_words=digest)
+        return None if digest is None else ScoreDataRecord(negative_words=digest)
 
     def _of_layers(self, names: Sequence[str]) -> list[str]:
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
