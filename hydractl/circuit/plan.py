@@ -14,7 +14,7 @@ import torch
 from hydractl.circuit.evaluator import Evaluator, MemoryPlan
 from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
-from hydractl.circuit.scope import SearchOptions
+from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import evaluations
 from hydractl.circuit.winners import CandidateHead
 from hydractl.log import Log
@@ -223,8 +223,14 @@ def free_memory(device: torch.device) -> int:
 # --- messages for the user --------------------------------------------------------------------------------------------
 
 
-def tell_plan(log: Log, plan: SearchPlan, bounds: bool) -> None:
-    """Log what the search will cost."""
+def tell_plan(log: Log, plan: SearchPlan, scope: Scope, options: SearchOptions, bounds: bool) -> None:
+    """Log what the search will do, and what that costs."""
+    up_to = "up to " if options.max_drop is not None else ""
+    objectives = ", ".join(options.objective)
+    log.info(
+        f"removing {up_to}{scope.budget} of {len(scope.heads)} heads: {plan.evaluations_per_objective:,} evaluations "
+        f"of the whole data per objective, {objectives}; steps that objectives share are measured once"
+    )
     before_bounds = " before bounds" if bounds else ""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(

@@ -275,7 +275,7 @@ class Session:
             order = self._order_of_samples(journal)
             evaluator = self._build_evaluator(order, self._memory_for_states)
             plan = self._plan_of_evaluator(evaluator, evaluator.memory)
-            tell_plan(self.log, plan, self._gives_up_early)
+            tell_plan(self.log, plan, self.scope, self.options, self._gives_up_early)
 
             # States that do not fit into memory are computed anew each time.
             if not evaluator.memory.keeps_stems:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hydractl.circuit.journal import check_free
 from hydractl.circuit.scope import Scope, SearchOptions, scope_of
-from hydractl.circuit.search import evaluations
 from hydractl.circuit.session import Session
 from hydractl.distributed import Processes, processes
 from hydractl.errors import Interrupted, UsageError
@@ -114,16 +113,6 @@ def _search_and_write(
         paths: the file of each objective; empty if the circuit goes to standard output.
         journal: the file that keeps the finished steps of the search; None for no journal.
     """
-    # Say how often the data are evaluated: once for each head that is tried.
-    heads = len(scope.heads)
-    count = heads  # headmap measures each head once
-    if options.algorithm == "greedy":
-        count = evaluations(heads, scope.budget)
-    up_to = "up to " if options.max_drop is not None else ""
-    log.info(
-        f"removing {up_to}{scope.budget} of {heads} heads: {count:,} evaluations of the whole data per "
-        f"objective, {', '.join(options.objective)}; steps that objectives share are measured once"
-    )
     with ExitStack() as stack:
         # Claim the output files before anything is computed.
         outputs: dict[str, Output] = {}
