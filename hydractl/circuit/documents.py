@@ -66,13 +66,12 @@ class CircuitWriter:
         options = self.options
 
         # The settings of the search; its budget counts all heads that are gone at the end.
-        removed_before = self.scope.total - self.scope.budget
         search: dict[str, Any] = {
             "objective": objective,
             "algorithm": options.algorithm,
             "approx": options.approx,
             "ood_score": options.ood_score,
-            "budget": removed_before + len(ranking.steps),
+            "budget": self.scope.removed_before + len(ranking.steps),
         }
         if options.max_drop is not None:
             search["max_drop"] = options.max_drop

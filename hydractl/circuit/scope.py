@@ -61,7 +61,7 @@ class Scope:
         source: the model, without the heads that are removed before the search begins.
         sites: the paths of the sites whose heads are candidates, in model order.
         budget: how many of the candidates to remove, at most.
-        total: how many heads are removed in all: the budget plus the heads removed before the search begins.
+        removed_before: how many heads that the options count are removed before the search begins.
         details: the part of the provenance that describes the scope.
         seen: the samples that the starting mask and circuit were made from.
         kept: how many heads Headmap keeps at each of these sites; None for other searches.
@@ -70,7 +70,7 @@ class Scope:
     source: Source
     sites: list[str]
     budget: int
-    total: int
+    removed_before: int
     details: Mapping[str, object]
     seen: list[Entry]
     kept: dict[str, int] | None = None
@@ -127,7 +127,7 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
             all_but_one = len(starting_mask.kept_heads) - 1
             total = removed_before + min(len(candidates), all_but_one)
         budget = total - removed_before
-        _check_budget(budget, total, options, model_mask, starting_mask, candidates)
+        _check_budget(budget, removed_before, options, len(starting_mask.kept_heads), len(candidates))
     searched = source
     if start.mask != source.description.mask:
         description, tensors = pruned(source, start.mask, "sliced")
@@ -136,32 +136,29 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
         source=searched,
         sites=sites,
         budget=budget,
-        total=budget + removed_before,
+        removed_before=removed_before,
         details=_provenance_details(options, start.leading, kept),
         seen=start.seen,
         kept=kept,
     )
 
 
-def _check_budget(
-    budget: int, total: int, options: SearchOptions, before: HeadMask, after: HeadMask, candidates: Sequence[Head]
-) -> None:
+def _check_budget(budget: int, removed_before: int, options: SearchOptions, present: int, candidates: int) -> None:
     """Check that a budget removes at least one head, leaves one, and is not above the number of candidates.
 
     Args:
         budget: how many heads the search removes.
-        total: how many heads are removed in all, including those removed before the search begins.
+        removed_before: how many heads are removed before it begins, which the options count, too.
         options: the options of the search.
-        before, after: the heads of the model, and the heads that the search begins with.
-        candidates: the heads that the search may remove.
+        present: how many heads there are when the search begins.
+        candidates: how many of them the search may remove.
 
     Raises:
         UsageError: for a budget out of range.
     """
     # Name the option that the budget came from.
-    is_by_keep = options.budget is None
-    option = "--keep" if is_by_keep else "--budget"
-    removed_before = total - budget
+    option = "--keep" if options.budget is None else "--budget"
+    total = budget + removed_before
 
     # Nothing to remove; the first message is for a search that begins with heads removed already.
     if budget < 1 and removed_before:
@@ -170,17 +167,14 @@ def _check_budget(
         raise UsageError(f"{option} removes no head")
 
     # Nothing would be left.
-    if budget >= len(after.kept_heads):
-        allowed_range = ""
-        if not is_by_keep:
-            highest = len(before.kept_heads) - 1
-            allowed_range = f", so the range is 1..{highest}"
-        raise UsageError(f"{option} removes all {total} heads: at least one must be left{allowed_range}")
+    if budget >= present:
+        most = removed_before + present - 1
+        raise UsageError(f"{option} removes all {total} heads: at least one must be left, so {most} can go at most")
 
     # The searched sites do not have so many heads.
-    if budget > len(candidates):
+    if budget > candidates:
         raise UsageError(
-            f"{option} asks for {budget} more heads, and the sites that are meant have {len(candidates)}",
+            f"{option} asks for {budget} more heads, and the sites that are meant have {candidates}",
             hint="choose a smaller budget or more --sites",
         )
 

@@ -277,7 +277,7 @@ def test_leading_sites_shared_with_a_circuit() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--budget", "9"], "--budget removes all 9 heads: at least one must be left, so the range is 1..8"),
+        (["--budget", "9"], "--budget removes all 9 heads: at least one must be left, so 8 can go at most"),
         (["--budget", "10"], "--budget 10 is outside 0..9, the heads present in the model"),
         (["--keep", "3"], "--keep removes no head"),
         (["--budget", "2", "--sites", "1-3"], "--sites 1-3: 1-3 is outside 0..2, the sites of the model"),
