@@ -270,7 +270,7 @@ class Training:
                 shares.append(len(samples_here) / samples_of_step)
             with self._stopping_if_workers_are_ended():
                 batches_here = [next(stream) for _ in batches_of_step]
-            rate = self._rate_of_next_step()
+            rate = self.lr * self.course.share_of_peak(self.history.steps)
             loss = self._step(batches_here, shares, rate)
             # Add the step to the history and the logs.
             history = self.history
@@ -299,11 +299,6 @@ class Training:
             time.sleep(_SIGNALS_APART_S)
             self._stop_alone()
             raise
-
-    def _rate_of_next_step(self) -> float:
-        """Return the learning rate of the next step: the peak times the share that the course says."""
-        share = self.course.share_of_peak(self.history.steps)
-        return self.lr * share
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
         """Make one step, i.e. compute gradients and change the weights once, and return its loss.
@@ -620,9 +615,7 @@ def validate(
     model.eval()
 
     # Sums over the samples of this process.
-    correct = 0
-    loss = 0.0
-    count = 0
+    correct = loss = count = 0.0
     for inputs, labels in batches():
         before_batch()
         labelled = len(labels)
@@ -632,15 +625,11 @@ def validate(
         correct += int(is_correct.sum())
         loss += float(loss_of_batch)
         count += labelled
-    if team.size > 1:
-        # Sum over all processes. The loss is exchanged as text, so that even one that is not finite arrives.
-        sums_by_process = team.gather([correct, loss.hex(), count])
-        correct_by_process, losses_as_text, counts = zip(*sums_by_process, strict=True)
-        correct = sum(correct_by_process)
-        loss = sum(map(float.fromhex, losses_as_text))
-        count = sum(counts)
 
-    # The same in all processes, so all of them stop.
+    # Sum over all processes. Then each has the same loss, and if it is not finite, all of them stop.
+    sums = torch.tensor([correct, loss, count], dtype=torch.float64)  # [3], changed in place by `add`
+    team.add(sums)
+    correct, loss, count = sums.tolist()
     if not math.isfinite(loss):
         raise NonFiniteError(f"the validation loss is {loss}", hint=_LOWER)
     return correct / count, loss / count

@@ -90,10 +90,6 @@ class CrossEntropy(Loss):
     Where classes have weights, those of each batch are divided by their mean over it.
     """
 
-    def __init__(self, model: AnyModel, options: LossOptions, team: Processes) -> None:
-        super().__init__(model, options, team)
-        self._class_weights: Tensor | None = None  # [C], once the number of classes is known; None for equal weights
-
     def calls(self, batches: Sequence[tuple[Any, Any]], shares: Sequence[float]) -> Iterable[tuple[Any, float]]:
         return zip(batches, shares, strict=True)
 
@@ -104,12 +100,10 @@ class CrossEntropy(Loss):
             logits = self.model.member_logits(inputs)[0]  # [B, classes]; the model has one member
         logits = _at_least_float32(logits)
         options = self.options
-
-        # The weights need the number of classes, so they are made at the first batch.
-        if options.class_weights is not None and self._class_weights is None:
-            weights = options.class_weights(logits.shape[1])
-            self._class_weights = weights.to(logits)
-        return F.cross_entropy(logits, labels, weight=self._class_weights, label_smoothing=options.label_smoothing)
+        weights = None  # [C]; None for equal weights
+        if options.class_weights is not None:
+            weights = options.class_weights(logits.shape[1]).to(logits)
+        return F.cross_entropy(logits, labels, weight=weights, label_smoothing=options.label_smoothing)
 
 
 class OfMembers(CrossEntropy):

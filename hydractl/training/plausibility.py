@@ -1,4 +1,4 @@
-"""Implausible data and results of a training: each function returns warnings, which its caller gives to the log."""
+"""Implausible results of a training, as warnings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from typing import Any
 import numpy as np
 
 from hydractl.data.base import Dataset
-from hydractl.data.plausibility import sample_warnings
 from hydractl.metrics.plausibility import count_warning, loss_warning
-from hydractl.training.start import Opened
-
-
-def warnings_of_data(opened: Opened, *, in_passing: bool) -> list[str]:
-    """Return warnings of the training and the validation data; see :func:`sample_warnings`."""
-    warnings = sample_warnings(opened.train_set, in_passing=in_passing)
-    if opened.val_set is not None:
-        warnings += sample_warnings(opened.val_set, in_passing=in_passing)
-    return warnings
 
 
 def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:

@@ -332,25 +332,18 @@ def _check_members(
 
 
 def _raise_failures(members: Sequence[TrainingRequest], failures: Mapping[str, Exception]) -> NoReturn:
-    """Raise an error that names all members that failed, with the hint and the exit code of the first.
+    """Raise an error that lists what all members failed of, with the hint and the exit code of the first.
 
     Raises:
         HydraError: always; its cause is the error of the first.
     """
-    # A line for each member that failed, followed by those of its own list of problems.
     problems = []
     for name, error in failures.items():
         failure = failure_of(error)
-        problems.append(f"{name}: {failure.message} (exit code {failure.exit_code})")
-        problems += [f"{name}: {problem}" for problem in failure.problems]
-
-    # The summary: how many failed, the first of them, and which are finished.
-    first_name, first_error = next(iter(failures.items()))
+        problems += [f"{name}: {problem}" for problem in (failure.message, *failure.problems)]
+    first_error = next(iter(failures.values()))
     first = failure_of(first_error)
-    summary = f"{len(failures)} of {len(members)} members failed, first {first_name}"
-    finished_names = [member.name for member in members if member.name not in failures]
-    if finished_names:
-        summary += f"; {', '.join(finished_names)} finished"
+    summary = f"{len(failures)} of {len(members)} members failed; the others are finished"
     error_of_all = HydraError(summary, first.hint, problems)
     error_of_all.exit_code = first.exit_code
     raise error_of_all from first_error

@@ -11,6 +11,7 @@ import torch
 
 from hydractl.data.base import one_class_warning
 from hydractl.data.overlap import left_out_words
+from hydractl.data.plausibility import sample_warnings
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError, UsageError
 from hydractl.files.atomic import Output, check_outputs, seed_mark
@@ -28,7 +29,7 @@ from hydractl.training.grid import train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
 from hydractl.training.outputs import RunFiles, finished, write_all
-from hydractl.training.plausibility import warnings_of_course, warnings_of_data
+from hydractl.training.plausibility import warnings_of_course
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
 from hydractl.verbs.finetune_request import TrainingRequest
@@ -117,25 +118,23 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     """
     prepared = prepare(request, log)
     paths = prepared.request.files.paths
-    log.warn_all(warnings_of_data(prepared, in_passing=request.dry_run))
+    log.warn_all(sample_warnings(prepared.train_set, in_passing=request.dry_run))
+    if prepared.val_set is not None:
+        log.warn_all(sample_warnings(prepared.val_set, in_passing=request.dry_run))
     is_first = team.rank == 0
-
-    # A dry run checks that the outputs can be written, and that an unfinished run, if there is one, is this training.
-    if request.dry_run:
-        if not is_first:
-            return Outcome(FinetuneAnswer.partly(), silent=True)
-        files = prepared.request.files
-        may_replace = request.force or request.resume
-        check_outputs(paths, force=may_replace, folder=files.folder)
-        refuse_unfinished(files.state, force=may_replace)
-        if request.resume and files.state.exists():
-            check_unfinished(prepared, log)
-        plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
-        return Outcome(plan)
 
     # Check the outputs early. With --resume they may be there, and are looked at below.
     if is_first and not request.resume:
         check_files(prepared.request)
+
+    # A dry run also checks that an unfinished run, if there is one, is this training.
+    if request.dry_run:
+        if not is_first:
+            return Outcome(FinetuneAnswer.partly(), silent=True)
+        if request.resume and prepared.request.files.state.exists():
+            check_unfinished(prepared, log)
+        plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
+        return Outcome(plan)
 
     announce_reading([prepared.source], log)
     if request.resume:

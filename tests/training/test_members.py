@@ -80,8 +80,8 @@ def test_one_that_fails_does_not_stop_the_others(
     train = ["finetune", MODEL, *DATA, "--device", "cpu", "--steps", "2", "-o", "x.st", "--ensemble", "deep:3"]
     run(*train, code=6)
     err = capsys.readouterr().err
-    assert "error: 1 of 3 members failed, first x.1; x.0, x.2 finished" in err
-    assert "  - x.1: the loss is nan at step 1 (exit code 6)\n  - x.1: a\n  - x.1: b\nhint: lower --lr" in err
+    assert "error: 1 of 3 members failed; the others are finished" in err
+    assert "  - x.1: the loss is nan at step 1\n  - x.1: a\n  - x.1: b\nhint: lower --lr" in err
     assert "warning: x.1 failed: the loss is nan at step 1" in err
     assert sorted(map(str, Path().glob("x*"))) == ["x.0.st", "x.2.st"]
     run(*train, "--resume", code=6)
@@ -113,9 +113,9 @@ def test_one_that_fails_unexpectedly_leaves_no_model_behind(
 
     built = finetune_training._build_model
     monkeypatch.setattr(finetune_training, "_build_model", build)
-    with pytest.raises(HydraError, match="1 of 3 members failed, first tuned.1; tuned.0, tuned.2 finished") as failed:
+    with pytest.raises(HydraError, match="1 of 3 members failed; the others are finished") as failed:
         hydractl.finetune(MODEL, train="train.npz", steps=2, ensemble="deep:3", device="cpu")
-    assert failed.value.problems == [f"tuned.1: {said} (exit code 1)"]
+    assert failed.value.problems == [f"tuned.1: {said}"]
     assert failed.value.__cause__ is error and error.__traceback__ is not None
     assert living == [[], [], []]
 
