@@ -228,7 +228,7 @@ DAMAGED = (
     ("hydractl.ood.0.centre", "mahalanobis", 9, "what the OOD score was fitted to does not fit the model"),
     ("", "kmn", 9, "there is no OOD score 'kmn'"),
     ("hydractl.ood.0.", "mahalanobis", 9, "the checkpoint holds a broken OOD score 'mahalanobis'"),
-    ("", "mahalanobis", "many", "n is 'many', not a count"),
+    ("", "mahalanobis", "many", "n is 'many'"),
 )
 
 
