@@ -72,10 +72,8 @@ dropping = partial(opt, group="MC dropout")
 
 def _check_ood(ood_set: OodSet) -> None:
     """Check a data set of ``--ood``; ValueError for a name with another meaning in the answer."""
-    if ood_set.name == "id":
-        raise ValueError("cannot be named 'id', which is --test")
-    if ood_set.name == "edges":
-        raise ValueError("cannot be named 'edges', which the answer has a use for")
+    if ood_set.name in ("id", "edges"):
+        raise ValueError(f"cannot be named {ood_set.name!r}, which the answer has a use for")
 
 
 @verb("eval", before=drop_unused_training_data)

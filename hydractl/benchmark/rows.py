@@ -143,16 +143,14 @@ def _comparison_problems(
         has_stock: whether the first MODEL has the shapes of the library's own model.
     """
     problems = []
-    first_is = f"{first.name} is {_kind_in_words(first)}"
-    first_is_single = len(first.sources) == 1 and _fused_members(first) <= 1
     if STOCK in compare and not has_stock:
-        problems.append(f"stock needs a first MODEL with all its heads (or --layout zeroed); {first_is}")
+        problems.append(f"stock needs a first MODEL with all its heads (or --layout zeroed), unlike {first.name}")
     if MEMBERS in compare and not has_fused:
         problems.append("members needs a fused MODEL")
     if DEEP in compare and not has_fused:
         problems.append("deep needs a fused MODEL, which says how many copies")
-    if DEEP in compare and not first_is_single:
-        problems.append(f"deep needs one single model as the first MODEL; {first_is}")
+    if DEEP in compare and _fused_members(first) != 1:
+        problems.append(f"deep needs one single model as the first MODEL, unlike {first.name}")
     return problems
 
 
@@ -221,17 +219,6 @@ def _fused_members(model: ModelArgument) -> int:
     if len(model.sources) != 1:
         return 0
     return len(model.sources[0].description.masks)
-
-
-def _kind_in_words(model: ModelArgument) -> str:
-    """Return what kind of model this is, in the words of a message: ``sliced``, ``fused``, ``one model`` and so on."""
-    if len(model.sources) > 1:
-        return f"{len(model.sources)} models one after another"
-    if _fused_members(model) > 1:
-        return "fused"
-    if model.sources[0].description.mask.is_full:
-        return "one model"
-    return "sliced"
 
 
 # --- the library's own model ------------------------------------------------------------------------------------------

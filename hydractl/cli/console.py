@@ -316,7 +316,8 @@ class Pace:
 
     def rate(self) -> float | None:
         """Return units per second over the window; None if the marks do not tell."""
-        return _rate(*self._window())
+        units, seconds = self._window()
+        return units / seconds if units > 0 and seconds > 0 else None
 
     def _window(self) -> tuple[float, float]:
         """Return the units that were done in the window, and its length in seconds; zeros without a mark.
@@ -349,21 +350,13 @@ class Pace:
             # speed = (units in the window + 0.2 total) / (their seconds + 0.2 expected seconds)
             units += _EXPECTED_SHARE * total
             seconds += _EXPECTED_SHARE * self.expected
-        rate = _rate(units, seconds)
-        if rate is None:
+        if units <= 0 or seconds <= 0:
             return None
         # Count down from the last mark.
         last_time, done_at_last = self._marks[-1]
-        seconds_left_at_last = (total - done_at_last) / rate
+        seconds_left_at_last = (total - done_at_last) * seconds / units
         seconds_since_last = now - last_time
         return max(seconds_left_at_last - seconds_since_last, 0.0)
-
-
-def _rate(units: float, seconds: float) -> float | None:
-    """Return units per second; None if there are none, or no time has passed."""
-    if units <= 0 or seconds <= 0:
-        return None
-    return units / seconds
 
 
 def speed(rate: float, unit: str) -> str:

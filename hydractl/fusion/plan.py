@@ -348,17 +348,12 @@ def _differences_of_members(a: Source, b: Source) -> list[str]:
 
     # The first tensors of another dtype. Tensors that a model lacks show elsewhere.
     of_dtypes: list[str] = []
-    names_in_b = set(b.tensors.names())
-    for name in a.tensors.names():
-        if len(of_dtypes) == _MOST_NAMED:
-            break
-        if name not in names_in_b:
-            continue
+    for name in sorted({*a.tensors.names()} & {*b.tensors.names()}):
         expected = a.tensors.info(name).dtype
         actual = b.tensors.info(name).dtype
         if actual != expected:
             of_dtypes.append(f"tensor {name!r} is {actual}, not {expected}")
-    return [*differences, *of_dtypes]
+    return [*differences, *of_dtypes[:_MOST_NAMED]]
 
 
 # --- what members have in common --------------------------------------------------------------------------------------

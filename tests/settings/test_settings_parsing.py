@@ -73,7 +73,7 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("eval", "ood", ["/d/x?root=/y"], "--ood must be NAME[:near|far]=SPEC, not '/d/x?root=/y' (flag)"),
         ("eval", "ood", ["a:middle=x"], "--ood must be NAME[:near|far]=SPEC, not 'a:middle=x' (flag)"),
         ("eval", "ood", ["a=x", "a:far=y"], "--ood has the name 'a' twice (flag)"),
-        ("eval", "ood", ["id:far=y"], "--ood cannot be named 'id', which is --test (flag)"),
+        ("eval", "ood", ["id:far=y"], "--ood cannot be named 'id', which the answer has a use for (flag)"),
         ("eval", "predictions", "p.txt", "--predictions must end in .st, not 'p.txt' (flag)"),
     ],
 )
