@@ -149,11 +149,7 @@ class Reading:
 
     def unread(self) -> list[EvalSet]:
         """Return the data sets that were not read yet."""
-        unread_sets = []
-        for index, dataset in enumerate(self._sets):
-            if index not in self._read:
-                unread_sets.append(dataset)
-        return unread_sets
+        return [dataset for index, dataset in enumerate(self._sets) if index not in self._read]
 
     def __call__(self, dataset: EvalSet) -> LogitsBatches:
         self._read.add(self._sets.index(dataset))

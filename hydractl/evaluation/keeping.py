@@ -91,15 +91,11 @@ def _skipped_what_is_missing(finished: PredictionsWriter, sets: Sequence[EvalSet
     """Note the samples without logits in a finished file as skipped in their data sets, in place.
 
     Returns:
-        Whether all were noted; False if none was, because a set with such samples may not skip any.
+        Whether all were noted; False if the sets may not skip any, as without ``--on-bad skip``.
     """
-    missing_by_set = [np.flatnonzero(finished.missing(index)) for index in range(len(sets))]
-    skipped_by_set = [None if dataset.dataset is None else dataset.dataset.skipped for dataset in sets]
-    missing_and_skipped = list(zip(missing_by_set, skipped_by_set, strict=True))
-    if any(len(rows) and skipped is None for rows, skipped in missing_and_skipped):
-        return False
-    for rows, skipped in missing_and_skipped:
-        for row in rows:
-            assert skipped is not None  # as checked
-            skipped[int(row)] = "it could not be read for these predictions"
+    for index, eval_set in enumerate(sets):
+        for row in np.flatnonzero(finished.missing(index)):
+            if eval_set.dataset is None or eval_set.dataset.skipped is None:
+                return False
+            eval_set.dataset.skipped[int(row)] = "it could not be read for these predictions"
     return True

@@ -170,51 +170,31 @@ def _lines_of_batch(
     if prediction.sets is not None:
         columns["set"] = [[names[index] for index in in_set.nonzero().flatten().tolist()] for in_set in prediction.sets]
     if top:
-        columns["top"] = _most_probable(prediction.probabilities, top, names)
+        # Of equally probable classes the one with the lower number comes first.
+        sorted_probabilities, sorted_classes = torch.sort(prediction.probabilities, dim=1, descending=True, stable=True)
+        columns["top"] = _entries(sorted_classes[:, :top], sorted_probabilities[:, :top], names, "label", "p")
     if members:
-        columns["members"] = _predictions_of_members(prediction.member_probabilities, names)
+        confidence, predicted = prediction.member_probabilities.max(dim=2)  # each [members, B]
+        columns["members"] = _entries(predicted.T, confidence.T, names, "predicted", "confidence")
     for values_of_sample in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values_of_sample, strict=True))
 
 
-def _most_probable(probabilities: Tensor, top: int, names: ClassNames) -> list[list[dict[str, Any]]]:
-    """Return the ``top`` most probable classes of each sample, the most probable first, each with its probability.
-
-    Of equally probable classes the one with the lower number comes first.
-
-    Args:
-        probabilities: the probabilities, ``[batch, classes]``.
-        top: the number of classes to list.
-        names: the names of the classes.
-
-    Returns:
-        For each sample a list of ``{"label": NAME, "p": PROBABILITY}``.
-    """
-    sorted_probabilities, sorted_classes = torch.sort(probabilities, dim=1, descending=True, stable=True)
-    top_classes = sorted_classes[:, :top].tolist()
-    top_probabilities = sorted_probabilities[:, :top].tolist()
-    entries_by_sample = []
-    for classes, values in zip(top_classes, top_probabilities, strict=True):
-        pairs = zip(classes, values, strict=True)
-        entries_by_sample.append([{"label": names[index], "p": p} for index, p in pairs])
-    return entries_by_sample
-
-
-def _predictions_of_members(probabilities: Tensor, names: ClassNames) -> list[list[dict[str, Any]]]:
-    """Return the predicted class and its probability for each sample and each member.
+def _entries(
+    classes: Tensor, probabilities: Tensor, names: ClassNames, class_key: str, probability_key: str
+) -> list[list[dict[str, Any]]]:
+    """Return for each of B samples a list of K classes and their probabilities, such as ``{"label": "cat", "p": 0.9}``.
 
     Args:
-        probabilities: the probabilities, ``[members, batch, classes]``.
-        names: the names of the classes.
-
-    Returns:
-        For each sample a list with one ``{"predicted": NAME, "confidence": PROBABILITY}`` for each member.
+        classes: the numbers of the classes, ``[B, K]``.
+        probabilities: their probabilities, ``[B, K]``.
+        names: the names of all classes.
+        class_key, probability_key: the keys of an entry.
     """
-    confidence, predicted = probabilities.max(dim=2)  # each [members, batch]
     entries_by_sample = []
-    for member_classes, member_confidences in zip(predicted.T.tolist(), confidence.T.tolist(), strict=True):
-        pairs = zip(member_classes, member_confidences, strict=True)
-        entries_by_sample.append([{"predicted": names[index], "confidence": p} for index, p in pairs])
+    for numbers, values in zip(classes.tolist(), probabilities.tolist(), strict=True):
+        pairs = zip(numbers, values, strict=True)
+        entries_by_sample.append([{class_key: names[number], probability_key: value} for number, value in pairs])
     return entries_by_sample
 
 

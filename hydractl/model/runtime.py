@@ -91,8 +91,8 @@ class HydraModel(nn.Module):
         self._compiled_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
         # What was fitted to the model and is stored with it.
-        self._stored: Mapping[str, Any] = description.extra
-        self.calibration = _stored_scaling(description)
+        self._chosen = Chosen.of(description.extra)
+        self.calibration = _stored_scaling(self._chosen)
         if has_posterior(self):
             attach_posteriors(self, tensors)
         self.detector: Detector | None = None
@@ -145,7 +145,7 @@ class HydraModel(nn.Module):
         # What was fitted to the classes of the checkpoint does not fit these classes.
         view.calibration = None
         view.detector = None
-        view._stored = {}
+        view._chosen = Chosen()
         return view
 
     def with_classes(self) -> HydraModel:
@@ -371,7 +371,7 @@ class HydraModel(nn.Module):
                 f"predict of a model takes a batch as its preprocess returns it, not {shown(inputs)}",
                 hint="model.predict(model.preprocess([image])); hydractl.predict(model, 'x.png') reads files",
             )
-        chosen = Chosen.of(self._stored)
+        chosen = self._chosen
         fitted_scores: dict[str, Floats] = {}
         with torch.no_grad():
             # Some OOD scores need the features that enter the classifier, others the logits alone.
@@ -442,13 +442,9 @@ class StoredScaling(NamedTuple):
     bias: list[float]
 
 
-def _stored_scaling(description: Description) -> StoredScaling | None:
-    """Return the calibration that a checkpoint holds; None if it holds none.
-
-    Raises:
-        InputError: if something in the checkpoint is none that ``calibrate`` writes.
-    """
-    calibration = Chosen.of(description.extra).calibration
+def _stored_scaling(chosen: Chosen) -> StoredScaling | None:
+    """Return the calibration that was chosen for a model, as it applies it; None if there is none."""
+    calibration = chosen.calibration
     if calibration is None:
         return None
     return StoredScaling(list(calibration.scales), list(calibration.bias or [0.0]))

@@ -212,13 +212,12 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
 
         # Predict; a resumed run goes on after the last sample in its unfinished file.
         if resume and not exists:
-            begun = "compared with what is predicted anew" if path.exists() else "begun"
-            log.info(f"nothing to resume: {path} is {begun}")
+            log.info(f"nothing to resume: {path} is begun")
         elif exists and not resume:
             log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
         unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)
         stack.callback(unfinished.close)
-        start = unfinished.stop or 0  # the index after the last sample that was predicted
+        start = unfinished.stop  # the index after the last sample that was predicted
         if start:
             left = len(plan.dataset) - start
             log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.dataset):,} are left")

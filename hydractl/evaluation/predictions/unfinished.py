@@ -33,7 +33,7 @@ class UnfinishedPredictions:
 
     Attributes:
         path: the path of the file.
-        stop: the index of the first sample without a prediction; None if the file has no window yet.
+        stop: the index of the first sample without a prediction; 0 if the file has no window yet.
         predicted: the number of samples with predictions.
 
     Raises:
@@ -44,7 +44,7 @@ class UnfinishedPredictions:
     def __init__(self, path: Path, fingerprint: Mapping[str, object], *, resume: bool) -> None:
         """Open the file and read how far a stopped run came, or begin a new file with its first line."""
         self.path = path
-        self.stop: int | None = None
+        self.stop = 0
         self.predicted = 0
         with storing(path):  # turns errors of the file system into hydractl's errors
             if path.is_symlink():
