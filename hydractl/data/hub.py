@@ -49,28 +49,25 @@ class _ParquetColumn:
         self._column = column
         self._where = where
         self._starts = starts
-        # Which process read the row group in memory, as a forked one reads its own, and its number.
-        self._key = (0, -1)
+        self._number = -1  # of the row group in memory
         self._images: list[Any] = []
 
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return ``{"bytes": ...}`` with the bytes of an image, or None for them if its row holds none.
+    def __getitem__(self, row: int) -> Any:
+        """Return an image as its row holds it, ``{"bytes", "path"}`` or bytes; None if it holds none.
 
         Raises:
             UnreadableSample: if the file is damaged, or was removed.
         """
         # Find the group of rows that has this row. If groups start at the rows 0, 100 and 200, row 100 is the first of
-        # group 1. A group is read whole, and the last one that this process has read is kept.
+        # group 1. A group is read whole, and the last one that was read is kept.
         number = bisect_right(self._starts, row) - 1
-        key = (os.getpid(), number)
-        if key != self._key:
+        if number != self._number:
             self._images = self._read_group(number)
-            self._key = key
+            self._number = number
         row_in_group = row - self._starts[number]
         if row_in_group >= len(self._images):  # a damaged file may hold fewer rows than it states
-            return {}
-        value = self._images[row_in_group]
-        return {"bytes": value.get("bytes") if isinstance(value, dict) else value}
+            return None
+        return self._images[row_in_group]
 
     def _read_group(self, number: int) -> list[Any]:
         """Read the images of a row group from the file.
@@ -195,7 +192,7 @@ class HubImages(EncodedImages):
     """The images of a set of the ``datasets`` library, or of a Parquet file.
 
     Attributes:
-        column: the column of images, not decoded: each item is ``{"bytes", "path"}``.
+        column: the column of images, not decoded: each item is ``{"bytes", "path"}``, bytes, or None.
         folders: image files may only be read from these folders (the library's caches); None means from anywhere.
     """
 
@@ -212,7 +209,9 @@ class HubImages(EncodedImages):
         """
         # A row holds the bytes or names a file. Its path may lead anywhere, so it must lie in one of the folders of the
         # set, which are None only for a table that the user's own program holds.
-        value = self.column[i] or {}  # the value is None if the image is missing
+        value = self.column[i]
+        if not isinstance(value, dict):  # plain bytes, or nothing
+            value = {"bytes": value}
         content = value.get("bytes")
         path = value.get("path")
         if content is None and path:  # the row names a file

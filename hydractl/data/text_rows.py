@@ -6,7 +6,6 @@ import csv
 import gzip
 import itertools
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -353,25 +352,23 @@ def choose_columns(
     # A column that the SPEC does not name: the only one with a known name. With several, nothing tells which one.
     for key, known in names.items():
         candidates = [name for name in known if name in available]
-        if key in columns or not candidates:
+        if key in columns:
             continue
         if len(candidates) > 1:
             named = " and ".join(map(repr, candidates))
             message = f"{spec.where}: {named} may both be the {key}: {it_has}"
             raise InputError(message, hint=f"say which {what} with ?{key}=NAME")
-        columns[key] = candidates[0]
-    for key in names:
-        if key not in columns and key not in _MAY_LACK:
+        if candidates:
+            columns[key] = candidates[0]
+        elif key not in _MAY_LACK:
             hint = _hint_at_missing(key, names, available, what)
             raise InputError(f"{spec.where}: no {what} of the {key}: {it_has}", hint=hint)
 
     # No column may be there twice, or be taken for two things.
-    times_there = Counter(available)
-    for name in sorted(columns.values()):
-        if times_there[name] > 1:
-            raise InputError(f"{spec.where}: there are several columns {name!r}: {it_has}")
-    if len(set(columns.values())) < len(columns):
-        raise InputError(f"{spec.where}: one {what} is taken for two things: {', '.join(names)} must differ")
+    taken = list(columns.values())
+    for name in taken:
+        if taken.count(name) > 1 or available.count(name) > 1:
+            raise InputError(f"{spec.where}: the {what} {name!r} is there twice, or taken for two things: {it_has}")
     return columns
 
 

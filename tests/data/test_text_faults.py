@@ -111,8 +111,8 @@ def test_a_missing_column_shows_what_there_is(tmp_path: Path) -> None:
 def test_columns_that_cannot_be_decided(tmp_path: Path) -> None:
     error = refusal(tmp_path / "a.csv", "text,sentence\nx,y\n")
     assert "'text' and 'sentence' may both be the text" in error.message and "?text=NAME" in str(error.hint)
-    assert "several columns 'text'" in refusal(tmp_path / "a.csv", "text,text\nx,y\n").message
-    assert "must differ" in refusal(tmp_path / "a.csv", "text,label\nx,y\n", "?text_b=text").message
+    assert "the column 'text' is there twice" in refusal(tmp_path / "a.csv", "text,text\nx,y\n").message
+    assert "two things" in refusal(tmp_path / "a.csv", "text,label\nx,y\n", "?text_b=text").message
 
 
 def test_settings_that_do_not_apply(tmp_path: Path) -> None:
