@@ -317,13 +317,18 @@ def left_out_warnings(dataset: Dataset) -> list[str]:
     if not total:
         return []
     files = "1 file is" if total == 1 else f"{total} files are"
+    return [
+        f"{dataset.where}: {files} left out, as no ending of an image that is read: {listed_endings(dataset.left_out)}"
+    ]
 
-    # The most frequent endings first, equally frequent ones by name.
-    most_first = sorted(dataset.left_out.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{count} {ending}" for ending, count in most_first[:_MOST_SAID])
+
+def listed_endings(left_out: Mapping[str, int]) -> str:
+    """Return the most frequent endings of files, with their numbers, as text; equally frequent ones by name."""
+    most_first = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+    listed = [f"{count} {ending}" for ending, count in most_first[:_MOST_SAID]]
     if len(most_first) > _MOST_SAID:
-        listed += ", ..."
-    return [f"{dataset.where}: {files} left out, as no ending of an image that is read: {listed}"]
+        listed.append("...")
+    return ", ".join(listed)
 
 
 def skipped_document(dataset: Dataset) -> dict[str, object] | None:

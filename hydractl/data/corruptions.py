@@ -253,10 +253,7 @@ def _grey_values(x: Pixels) -> Pixels:
     if x.shape[2] == 1:
         return x
     red, green, blue = np.split(x, 3, axis=2)
-    weighted_red = 0.299 * red
-    weighted_green = 0.587 * green
-    weighted_blue = 0.114 * blue
-    return weighted_red + weighted_green + weighted_blue
+    return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
 @_corruption(
@@ -336,7 +333,7 @@ def elastic_transform(x: Pixels, constants: tuple[float, float, float], random: 
     right, down = shifts * (side * strength)
 
     # Each pixel of the result shows the pixel that lies at the shifted position.
-    rows, columns = _grid(height, width)
+    rows, columns = np.indices((height, width), dtype=np.float64)
     shown_rows = rows + down
     shown_columns = columns + right
     return warped(moved, shown_rows, shown_columns, mode="reflect")
@@ -359,7 +356,7 @@ def _randomly_mapped(x: Pixels, most: float, random: _Random) -> Pixels:
     y_by_x, y_by_y, y_shift = back[:, 1]
 
     # Apply the map to the position of every pixel.
-    rows, columns = _grid(height, width)
+    rows, columns = np.indices((height, width), dtype=np.float64)
     shown_columns = columns * x_by_x + rows * x_by_y + x_shift
     shown_rows = columns * y_by_x + rows * y_by_y + y_shift
     return warped(x, shown_rows, shown_columns, mode="mirror")
@@ -372,19 +369,8 @@ def _three_corners(height: int, width: int) -> Pixels:
     same point.
     """
     reach = min(height, width) // 3
-    top = height // 2 - reach
-    bottom = height // 2 + reach
-    left = width // 2 - reach
-    right = width // 2 + reach
-    corners = [(right, bottom), (right, top), (left, top)]
-    return np.array(corners, dtype=np.float64)
-
-
-def _grid(height: int, width: int) -> tuple[Pixels, Pixels]:
-    """Return the row and the column of each pixel, two arrays float64 ``[height, width]``."""
-    grid = np.mgrid[:height, :width]
-    rows, columns = grid.astype(np.float64)
-    return rows, columns
+    middle = np.array([width // 2, height // 2], dtype=np.float64)
+    return middle + reach * np.array([(1, 1), (1, -1), (-1, -1)])  # lower right, upper right, upper left
 
 
 @_corruption(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from hydractl.data.base import Dataset, UnreadableSample, reason, visible
+from hydractl.data.base import Dataset, UnreadableSample, listed_endings, reason, visible
 from hydractl.data.labels import INTEGER, RawLabels, labels_of_column
 from hydractl.data.slow_images import refuse_slow
 from hydractl.data.text_rows import numbered_lines
@@ -36,8 +36,8 @@ IMAGE_SUFFIXES = (
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "AVIF")
 
 
-_MOST_ENDINGS, _LONGEST_ENDING = 5, 20
-"""How many endings of other files a message lists, and how many characters of each."""
+_LONGEST_ENDING = 20
+"""How many characters of the ending of another file a message shows."""
 
 
 class EncodedImages(Dataset):
@@ -250,8 +250,7 @@ class ListedImages(FileImages):
         """Check that the images at ``rows`` exist.
 
         Raises:
-            InputError: if some do not; they are listed. If all are missing, the root folder is probably wrong, and the
-                error names only the first image.
+            InputError: if some do not; they are listed, of all the first one.
         """
         missing = []
         for row in rows:
@@ -261,14 +260,12 @@ class ListedImages(FileImages):
         if not missing:
             return
 
-        # Case 1: some images are missing. Case 2, below: all are.
-        hint = "name the folder that the paths are relative to with ?root=FOLDER"
-        if len(missing) < len(rows):
-            message = f"{len(missing)} of {len(rows)} listed images do not exist under {self._root}"
-            raise InputError(f"{self.where}: {message}", hint=hint, problems=missing)
-        first = printable(self._names[rows[0]])
-        message = f"none of the {len(rows)} listed images is under {self._root}; the first is {first!r}"
-        raise InputError(f"{self.where}: {message}", hint=hint)
+        # If all are missing, the folder is wrong, and the first one shows it.
+        raise InputError(
+            f"{self.where}: {len(missing)} of {len(rows)} listed images do not exist under {self._root}",
+            hint="name the folder that the paths are relative to with ?root=FOLDER",
+            problems=missing if len(missing) < len(rows) else missing[:1],
+        )
 
 
 def with_numbers_if_repeated(names: Sequence[str]) -> list[str]:
@@ -348,12 +345,10 @@ def _check_folder(
         InputError: saying what is missing or does not belong there.
     """
     if not loose_images and not any(images_by_class.values()):
-        endings = " ".join(IMAGE_SUFFIXES)
-        other_files = ", ".join(f"{count} {ending}" for ending, count in left_out.most_common(_MOST_ENDINGS))
         message = f"{spec.where}: no images in the folder"
-        if other_files:
-            message += f", but {other_files}"
-        raise InputError(message, hint=f"image files end in {endings}")
+        if left_out:
+            message += f", but {listed_endings(left_out)}"
+        raise InputError(message, hint=f"image files end in {' '.join(IMAGE_SUFFIXES)}")
 
     # Every class needs images, and beside class folders there must be no loose images, which would have no class.
     problems = []

@@ -135,11 +135,9 @@ def _held_torch_set(dataset: Any, argument: str) -> HeldSamples:
 
     # Use its list of class names, if it has one.
     names = getattr(dataset, "classes", None)
-    if not isinstance(names, list | tuple):
-        return HeldSamples(samples, labels)
-    if not all(isinstance(name, str) for name in names):
-        return HeldSamples(samples, labels)
-    return HeldSamples(samples, labels, list(names))
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return HeldSamples(samples, labels, list(names))
+    return HeldSamples(samples, labels)
 
 
 def _labels_of(dataset: Any, count: int) -> Sequence[Any]:

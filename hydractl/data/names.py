@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydractl.errors import InputError, UsageError, did_you_mean, near_path
 from hydractl.jsonio import Document, parse_json, read_whole, shown
@@ -267,15 +267,11 @@ def _class_folders(folder: Path, where: str) -> list[str]:
     return sorted_by_torchvision
 
 
-def _key_with_numbers(name: str) -> list[tuple[bool, int | str]]:
+def _key_with_numbers(name: str) -> list[Any]:
     """Return a sort key for texts that ignores case and compares numbers by value: ``c2`` comes before ``c10``."""
-    key: list[tuple[bool, int | str]] = []
-    for part in re.split(r"([0-9]+)", name.lower()):
-        if part.isdigit():
-            key.append((True, int(part)))
-        else:
-            key.append((False, part))
-    return key
+    parts: list[Any] = re.split(r"([0-9]+)", name.lower())
+    parts[1::2] = map(int, parts[1::2])  # texts and numbers take turns, and the first is a text
+    return parts
 
 
 def read_words(path: str) -> list[str]:

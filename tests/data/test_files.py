@@ -222,7 +222,7 @@ def test_image_list_with_root_and_bom(tmp_path: Path, pets: Path) -> None:
     spec = write_list(tmp_path, "9.png 1", "10.png 0", encoding="utf-8-sig")
     data = open_data(f"{spec}?root={pets / 'cat'}", limit=1)
     assert data.ids == ["9.png"] and data[0].size == (5, 4)
-    with pytest.raises(InputError, match="none of the 2 listed images is under") as error:
+    with pytest.raises(InputError, match="2 of 2 listed images do not exist under") as error:
         open_data(spec)
     assert error.value.hint and "?root=" in error.value.hint
 

@@ -180,7 +180,7 @@ def test_the_leak_guard_tells_both_apart_and_knows_both(folder: Path) -> None:
     [
         ("x.npz?ood=shuffle", {}, "holds images, of which ?ood=shuffle makes no OOD samples"),
         ("t.csv?ood=jigsaw", {}, "for them there are: shuffle, splice, auto"),
-        ("x.npz?ood=jig", {}, "unknown kind of OOD samples 'jig'"),
+        ("x.npz?ood=jig", {}, "of which ?ood=jig makes no OOD samples"),
         ("x.npz?ood=auto", {"limit": 1}, "needs two samples"),
         ("x.npz?ood=auto", {"need_labels": True}, "OOD samples have no labels"),
     ],
