@@ -194,9 +194,10 @@ def next_steps(study: StudyAnswer) -> dict[str, list[str]]:
 
 def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
     """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
-    # With MSP the single model costs what it costs with its score.
-    figures = {**dict(study.baseline), "ci": study.baseline_ci}
-    shown = [rows[0].model_copy(update={**figures, "name": _NOW})]
+    # With MSP the single model costs what it costs with its score. Its name says MSP, and no note has to.
+    single = rows[0]
+    figures = {**dict(study.baseline), "ci": study.baseline_ci, "ood_score": single.ood_score}
+    shown = [single.model_copy(update={**figures, "name": _NOW})]
     for row in rows:
         said = " (recommended)" if row.name == study.use.row else ""
         shown.append(row.model_copy(update={"name": f"{row.name}{said}"}))

@@ -76,11 +76,6 @@ class StudySets:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def fingerprints(self) -> dict[str, str]:
-        """The fingerprint of each set, by its option."""
-        return {given_set.option: given_set.dataset.fingerprint() for given_set in self.every}
-
-    @property
     def choosing(self) -> list[GivenSet]:
         """The validation sets, ID and OOD."""
         return [self.val, *self.ood_val.values()]

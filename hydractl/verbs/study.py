@@ -92,7 +92,7 @@ def run(call: Call) -> Outcome:
         return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
 
     # Begin the folder, or go on in it, and run the steps. Data that were decoded are kept for the steps in memory.
-    samples = {f"samples of {option}": fingerprint for option, fingerprint in sets.fingerprints.items()}
+    samples = {f"samples of {given_set.option}": given_set.dataset.fingerprint() for given_set in sets.every}
     decisive = {"model": source.sha256, **decisive_settings(values), **samples}
     announce_reading([source], log_once)
     try:
@@ -135,10 +135,11 @@ def _asked_scale(request: StudyRequest, source: Source) -> Scale:
     return Scale(rows, request.approx, request.search_samples or request.limit)
 
 
-def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> Plan:
-    """Return the plan of a study of this scale: its rows (models to compare), and the steps that make and measure them.
+def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> tuple[Plan, StepSeconds]:
+    """Return the plan of a study of this scale, and the estimated seconds of each of its steps.
 
-    Nothing runs here.
+    The plan has the rows (models to compare), and the steps that make and measure them. Nothing runs here but one batch
+    of each search, which is timed.
     """
     request = sets.request
 
@@ -157,7 +158,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
     )
     for name in scale.rows:
         KINDS[name].make(plan)
-    return plan
+    return plan, step_seconds(plan, sets, len(source.sites))
 
 
 def _has_classifier(source: Source) -> bool:
@@ -167,11 +168,9 @@ def _has_classifier(source: Source) -> bool:
 
 def _late_sites(sites: Sequence[Site]) -> list[Site]:
     """Return the sites (attention modules) in the last third of each tower (the encoder of images or of texts)."""
-    sites_by_tower: dict[str, list[Site]] = {}
-    for site in sites:
-        sites_by_tower.setdefault(site.tower, []).append(site)
     late_sites = []
-    for of_tower in sites_by_tower.values():
+    for tower in dict.fromkeys(site.tower for site in sites):
+        of_tower = [site for site in sites if site.tower == tower]
         count = max(1, round(len(of_tower) / 3))  # of 12 sites the last 4
         late_sites += of_tower[-count:]
     return late_sites
@@ -250,9 +249,7 @@ def _claim_folder(
         # Hidden files may be left over from a study that was killed before it wrote its plan.
         holds_files = any(not path.name.startswith(".") for path in folder.iterdir())
     if plan_file.exists():
-        scale = _read_scale(plan_file, decisive, sets.request, source)
-        plan = _plan_study(sets, source, folder, scale)
-        return plan, step_seconds(plan, sets, len(source.sites))
+        return _plan_study(sets, source, folder, _read_scale(plan_file, decisive, sets.request, source))
     if holds_files:
         raise OutputError(f"the folder of the study is not empty: {folder}", hint="name another one with -o")
 
@@ -314,8 +311,7 @@ def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -
     request = sets.request
     most_seconds = request.seconds()
     for scale in smaller(_asked_scale(request, source)):
-        plan = _plan_study(sets, source, folder, scale)
-        seconds = step_seconds(plan, sets, len(source.sites))
+        plan, seconds = _plan_study(sets, source, folder, scale)
         if most_seconds is None or in_all(seconds) <= most_seconds:
             return plan, seconds
     # The last scale that was tried is the smallest.
