@@ -662,7 +662,7 @@ def test_images_that_cannot_be_read_are_named_before_the_first_step_or_left_out(
     lines = [f"{path} {path.parent.name}" for path in paths]
     (copy / "test.txt").write_text("\n".join([*lines[:-1], str(paths[-1])]))
     assert study("--dry-run", **{**options, "--test": "test.txt"}) == 3
-    assert f"no label for {paths[-1]}" in capsys.readouterr().err
+    assert f"no label for sample {paths[-1]}" in capsys.readouterr().err
 
     # Left out, they are left out of every step, and a study of the rest goes on as any other.
     assert study("--on-bad", "skip", **options) == 0
