@@ -226,32 +226,35 @@ class Journal:
             InputError: a file belongs to another search, or is broken.
         """
         files = self._parse_files(path, rank)
-        files_with_header = [file for file in files if not file.headless]
+        files_with_header = [file for file in files if file.objects]
         for file in files_with_header:
-            problems = differences(file.header.get("fingerprint", {}), header["fingerprint"], "in the journal")
+            recorded = file.objects[0].get("fingerprint", {})
+            problems = differences(recorded, header["fingerprint"], "in the journal")
             if problems:
                 hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
                 raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
 
         # The records of all processes, and the order of the samples, which all files must agree on.
         for file in files:
-            self.records += file.records
             if file.torn:
-                half_written = "header" if file.headless else "last line"
+                half_written = "last line" if file.objects else "header"
                 log.info(f"the {half_written} of {file.path} is half-written: dropped")
-            if file.order is None:
-                continue
-            if self.order is not None and self.order != file.order:
-                raise InputError(f"{path} and the files beside it are of different searches", hint=HOW_TO_START_OVER)
-            self.order = file.order
+            for record in file.objects[1:]:
+                if ORDER_KEY not in record:
+                    self.records.append(record)
+                    continue
+                if self.order not in (None, record[ORDER_KEY]):
+                    message = f"{path} and the files beside it are of different searches"
+                    raise InputError(message, hint=HOW_TO_START_OVER)
+                self.order = record[ORDER_KEY]
 
         # Messages about what was found. Another environment may round differently; the search goes on all the same.
         if not files_with_header:
             log.info(f"no search is recorded in {path}: starting afresh")
         changes: dict[str, None] = {}  # each once, in the order of the files
         for file in files_with_header:
-            of_file = differences(file.header.get("environment", {}), header["environment"], "in the journal")
-            changes.update(dict.fromkeys(of_file))
+            recorded = file.objects[0].get("environment", {})
+            changes.update(dict.fromkeys(differences(recorded, header["environment"], "in the journal")))
         if changes:
             log.warn("the search was begun in another environment: " + "; ".join(changes))
         return next(file.whole_bytes for file in files if file.path == self.path)
@@ -320,22 +323,13 @@ class _JournalFile:
         path: the file.
         whole_bytes: the size of its whole lines in bytes; 0 if even the header is missing.
         torn: whether a half-written line follows the whole ones.
-        header: its first line; empty without one.
-        order: the order of the samples; None if the file has none.
-        records: the objects of the other lines.
+        objects: the objects of its whole lines, the header first; empty if even the header is missing.
     """
 
     path: Path
     whole_bytes: int
     torn: bool
-    header: Record
-    order: Any
-    records: list[Record]
-
-    @property
-    def headless(self) -> bool:
-        """Whether even the header line is missing."""
-        return self.whole_bytes == 0
+    objects: list[Record]
 
 
 def _json_line(value: Mapping[str, object]) -> bytes:
@@ -400,25 +394,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
             problems.append(f"line {number} is not as it was written")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
-
-    # The first object is the header. Of the others, those without an order are records. If there are several orders,
-    # the first one counts.
-    header = objects[0] if objects else {}
-    order = None
-    records = []
-    for record in objects[1:]:
-        if ORDER_KEY not in record:
-            records.append(record)
-        elif order is None:
-            order = record[ORDER_KEY]
-    return _JournalFile(
-        path=path,
-        whole_bytes=len(data) - len(torn),
-        torn=bool(torn),
-        header=header,
-        order=order,
-        records=records,
-    )
+    return _JournalFile(path, whole_bytes=len(data) - len(torn), torn=bool(torn), objects=objects)
 
 
 def _files_beside(path: Path) -> list[Path]:
