@@ -243,7 +243,10 @@ def read_hub_set(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
         InputError: if the library cannot open the set, or columns are missing or ambiguous.
     """
     table = _load_table(spec)
-    folders = _caches()
+    from datasets import config
+
+    # The caches of the library, in which image files of a set of the hub may lie.
+    folders = [str(config.HF_CACHE_HOME), str(config.HF_DATASETS_CACHE), str(config.EXTRACTED_DATASETS_PATH)]
     return _read_loaded(spec, table, folders, limit)
 
 
@@ -364,19 +367,9 @@ def _load_table(spec: DataSpec) -> Any:
         raise InputError(f"{spec.where}: the datasets library cannot open the set: {reason(error)}") from error
 
 
-def _caches() -> list[str]:
-    """Return the caches of the library, in which image files of a set of the hub may lie."""
-    from datasets import config
-
-    return [str(config.HF_CACHE_HOME), str(config.HF_DATASETS_CACHE), str(config.EXTRACTED_DATASETS_PATH)]
-
-
 def _lies_in(path: str, folder: str) -> bool:
     """Return whether a path leads into a folder. Only names are compared: links inside the folder may be followed."""
-    full_path = os.path.abspath(path)
-    full_folder = os.path.abspath(folder)
-    common_folder = os.path.commonpath([full_path, full_folder])
-    return common_folder == full_folder
+    return Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))
 
 
 def _name_config_split(spec: DataSpec) -> tuple[str, str, str]:

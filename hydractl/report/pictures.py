@@ -79,17 +79,11 @@ def dot(axes: Axes, x: float, y: float, ends: Ends, colour: str = BLUE) -> None:
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw and save in the house style, within a ``with`` block."""
-    import matplotlib
+    from matplotlib import style
 
     # Start from matplotlib's own defaults. A matplotlibrc file, which may lie in the working folder, could run another
-    # program (TeX) for texts, and the same document would not give the same bytes. Keep the backend as it is.
-    defaults = dict(matplotlib.rcParamsDefault)
-    for key in matplotlib.rcParamsDefault:
-        if key.startswith("backend"):
-            del defaults[key]
-    with matplotlib.rc_context(defaults), warnings.catch_warnings():
-        matplotlib.rcParams.update(matplotlib.rc_params_from_file(_STYLE, use_default_template=False))
-        matplotlib.rcParams["svg.hashsalt"] = "hydractl"  # identifiers are reproducible, together with what they name
+    # program (TeX) for texts, and the same document would not give the same bytes.
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
         # Warnings are about names that the font cannot draw and numbers that leave no room; nothing can be done.
         warnings.simplefilter("ignore")
         yield
