@@ -7,6 +7,7 @@ import torch, because help texts list the declared methods and have to be fast.
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 
 from hydractl.errors import did_you_mean
 from hydractl.files.plugins import Registry
@@ -23,11 +24,8 @@ _FIRST = ("deep", "lora", "batch_ensemble", "packed", "mimo", "classifiers")
 def _all_methods() -> list[Method]:
     """Return every method in the order of the help texts."""
     by_name = {method.name: method for method in METHODS.all()}
-    methods = [by_name[name] for name in _FIRST]
-    for name, method in by_name.items():
-        if name not in _FIRST:
-            methods.append(method)
-    return methods
+    first = [by_name.pop(name) for name in _FIRST]
+    return first + list(by_name.values())
 
 
 def rows_of_methods() -> list[StudyRow]:
@@ -35,12 +33,7 @@ def rows_of_methods() -> list[StudyRow]:
     rows: list[StudyRow] = []
     for method in _all_methods():
         rows += method.rows
-
-    def place(row: StudyRow) -> int:
-        return row.place
-
-    rows.sort(key=place)
-    return rows
+    return sorted(rows, key=attrgetter("place"))
 
 
 def ensemble_kinds() -> dict[str, type[MethodOptions]]:

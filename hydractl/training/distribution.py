@@ -47,8 +47,10 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
     value = 0.0
     all_calls = list(calls)
     for number, (samples, weight) in enumerate(all_calls, start=1):
-        is_last = number == len(all_calls)
-        with _gradient_exchange(loss, now=is_last):
+        exchange: AbstractContextManager[None] = nullcontext()
+        if isinstance(loss, DistributedDataParallel) and number < len(all_calls):
+            exchange = loss.no_sync()  # gradients are exchanged in the last backward pass
+        with exchange:
             weighted_loss = loss(samples)
             if weight != 1:
                 weighted_loss = weighted_loss * weight
@@ -57,10 +59,3 @@ def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processe
                 weighted_loss = weighted_loss * team.size
             weighted_loss.backward()
     return value
-
-
-def _gradient_exchange(loss: nn.Module, *, now: bool) -> AbstractContextManager[None]:
-    """Return the context of a backward pass: with ``now``, gradients are exchanged in it, else later if possible."""
-    if now or not isinstance(loss, DistributedDataParallel):
-        return nullcontext()
-    return loss.no_sync()

@@ -71,11 +71,6 @@ AnyModel = HydraModel | Together
 class MemberMaker:
     """Makes the members of one training. A subclass overrides what its method does otherwise."""
 
-    @property
-    def passes(self) -> int:
-        """The cost of a training sample in mult-adds, relative to the cost of one member."""
-        return 1
-
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
         """Return the start of each model of :class:`Together`, from the start of an ordinary training.
 

@@ -225,35 +225,23 @@ def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
 
 
 def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> TrainingPlan:
-    """Return what will be trained and written; log the number of steps and of mult-adds (multiply-add operations)."""
+    """Return what will be trained and written; log the number of steps, each of which takes about 3 forward passes."""
     source = opened.source
     samples = len(opened.train_set)
     steps = request.total_steps(samples)
-    cost = cost_of(source.description, source.tensors)
     request.begin_course(samples)  # raises an error if there are too few steps
     plan = TrainingPlan(
         output=str(request.files.paths[-1]),
         model=source.name,
         samples=samples,
         steps=steps,
-        cost=cost,
+        cost=cost_of(source.description, source.tensors),
         files=files_of_members(request.files),
         val_left_out=opened.left_out or None,
     )
 
-    # Log the amount of work.
-    if request.loss == "contrastive":
-        log.info(f"{steps} steps of {request.per_step} pairs")  # no mult-adds: they depend on the length of captions
-        return plan
-    # Every learning rate of a grid trains on all samples, and so may every member of a model trained together.
-    passes = len(request.lr)
-    if request.together is not None:
-        passes *= request.together.passes
-    # Mult-adds = 3 * those of one sample * passes * steps * samples of a step. Three, as a step costs about three
-    # forward passes: one forward, and two for the gradients of inputs and of weights.
-    macs_per_sample = 3 * cost["macs"] * passes
-    total_macs = macs_per_sample * steps * request.per_step
-    log.info(f"{steps} steps of {request.per_step} samples, about {total_macs:.2g} mult-adds")
+    things = "pairs" if request.loss == "contrastive" else "samples"
+    log.info(f"{steps} steps of {request.per_step} {things}")
     return plan
 
 

@@ -168,29 +168,6 @@ class LaplaceFit:
 # --- classifiers ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _FactorSums:
-    """The factors of one classifier, summed over samples.
-
-    Attributes:
-        a: the sum of x x' ``[d, d]``; the number 0 before the first samples.
-        b: the sum of diag p - p p' ``[C, C]``; the number 0 before the first samples.
-    """
-
-    a: Any = 0.0
-    b: Any = 0.0
-
-    def add(self, logits: Tensor, x: Tensor) -> None:
-        """Add samples, given their logits ``[B, C]`` and their inputs of the layer ``[B, d]``."""
-        # A: the sum of x x'.
-        self.a = self.a + x.T @ x  # [d, d]
-
-        # B: the sum of diag p - p p'.
-        p = logits.softmax(dim=-1)  # [B, C]
-        sum_of_p = p.sum(dim=0)  # [C]
-        self.b = self.b + torch.diag(sum_of_p) - p.T @ p  # [C, C]
-
-
 _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
 """The logits ``[M, B, C]`` of a batch, and each member's features ``[B, D]``; all float64 on the CPU."""
 
@@ -216,14 +193,17 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
     """
     layers = [layers_of_member[0] for layers_of_member in last_layers(model)]
 
-    # Sum the factors of each member over all samples.
-    factors = [_FactorSums() for _ in layers]
+    # Sum the factors of each member over all samples: x x' for A, and diag p - p p' for B.
+    sums_of_a: list[Any] = [0.0 for _ in layers]  # of tensors [d, d]
+    sums_of_b: list[Any] = [0.0 for _ in layers]  # of tensors [C, C]
     samples = 0
     for logits, features in _outputs(model, batches):
         samples += logits.shape[1]
         for member, layer in enumerate(layers):
             x = with_one(features[member], layer.bias)  # [B, d]; with a bias, a column of ones is appended
-            factors[member].add(logits[member], x)
+            sums_of_a[member] = sums_of_a[member] + x.T @ x
+            p = logits[member].softmax(dim=-1)  # [B, C]
+            sums_of_b[member] = sums_of_b[member] + torch.diag(p.sum(dim=0)) - p.T @ p
 
     validation: list[_LogitsAndFeatures] = []
     if val is not None:
@@ -232,9 +212,7 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
     # Divide the sums by the number of samples, and decompose the factors.
     fits = []
     for member, layer in enumerate(layers):
-        a = factors[member].a / samples
-        b = factors[member].b / samples
-        curvature = Curvature.from_factors(a, b, layer)
+        curvature = Curvature.from_factors(sums_of_a[member] / samples, sums_of_b[member] / samples, layer)
         logits_of: LogitsOfPosteriors | None = None
         if validation:
             logits_of = _scaled_logits(validation, member, layer)

@@ -32,11 +32,6 @@ class Mimo(MemberMaker):
 
     options: MimoOptions
 
-    @property
-    def passes(self) -> int:
-        """The number of repeats of a sample, each of which passes through the network."""
-        return self.options.repeats
-
     def deal(self, samples: int) -> Tensor:
         """Return which samples of a batch the network gets at each of its M inputs, one input for each member.
 

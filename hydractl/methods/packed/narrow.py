@@ -27,11 +27,6 @@ class Packed(MemberMaker):
 
     options: PackedOptions
 
-    @property
-    def passes(self) -> int:
-        """The number of members, as a sample passes through each of them once."""
-        return self.options.members
-
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
         """Return the narrow members.
 
