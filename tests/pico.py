@@ -170,7 +170,7 @@ REAL = {"BertForSequenceClassification": "checkpoints/minilm-sst2"}
 """Published checkpoints among the real data, by their class."""
 
 # Two visual sites and one of texts, so that every pico model has three sites of three heads.
-OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-own-attention", "eva-tower")
+OPEN_CLIP = ("clip", "clip-layer-scale", "clip-bias", "custom-text-first-token", "eva-tower")
 CLIP = (*OPEN_CLIP, *HF_CLIP)
 CLIP_TEXT = {"layers": 1}
 LABELS = ["tin", "red oak", "salt and ice", "a very old kite", "moss on a grey stone"]

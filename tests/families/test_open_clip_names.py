@@ -31,7 +31,6 @@ from open_clip.transform import PreprocessCfg  # noqa: E402
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
-OWN = {"block_type": "custom"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "timm": (
         {"vision_cfg": {"timm_model_name": "resnet50"}},
@@ -70,20 +69,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"text_cfg": {"output_tokens": True}},
         "CLIP is not supported: its TextTransformer gives tokens beside features (output_tokens)",
     ),
-    "scaled-cosine": (
-        {"vision_cfg": {"scaled_cosine_attn": True}},
-        "CLIP is not supported: visual.transformer.resblocks.0 is a CustomResidualAttentionBlock with Attention "
-        "of scaled cosines",
-    ),
-    "head-scale": (
-        {"text_cfg": {"scale_heads": True}},
-        "CLIP is not supported: transformer.resblocks.0 is a CustomResidualAttentionBlock with Attention "
-        "that scales its heads",
-    ),
-    "inner-norm": (
-        {"custom_text": True, "text_cfg": {"scale_attn_inner": True}},
-        "CustomTextCLIP is not supported: text.transformer.resblocks.0 is a CustomResidualAttentionBlock "
-        "with Attention that normalises across heads",
+    "own-attention": (
+        {"vision_cfg": {"qk_norm": True}},
+        "CLIP is not supported: visual.transformer.resblocks.0 is a CustomResidualAttentionBlock with Attention, "
+        "expected ResidualAttentionBlock with MultiheadAttention",
     ),
     "two-poolers": (
         {"vision_cfg": {"attentional_pool": "parallel", "attn_pooler_heads": 2}},

@@ -48,7 +48,7 @@ def test_layers_of_transposed_weights_have_factors() -> None:
     "variant",
     [
         *("class-token", "pre-norm-no-bias", "bert", "hf-vit", "hf-dinov2-swiglu", "clip"),
-        *marked_release(["distilbert", "average-pooling", "qk-norm", "custom-text-own-attention"]),
+        *marked_release(["distilbert", "average-pooling", "qk-norm", "custom-text-first-token"]),
     ],
 )
 def test_the_library_says_the_same_with_the_weights_that_are_written(variant: str) -> None:

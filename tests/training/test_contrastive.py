@@ -124,7 +124,7 @@ def check_gradients(
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
-        *spread(["clip", "clip-bias", "custom-text-own-attention"], DTYPES),
+        *spread(["clip", "clip-bias", "custom-text-first-token"], DTYPES),
         *marked_release(spread(["clip-both-ways", "clip-eos"], DTYPES)),
     ],
 )

@@ -16,7 +16,6 @@ import open_clip
 import torch
 from open_clip.constants import HF_CONFIG_NAME as CONFIG
 from open_clip.constants import HF_SAFE_WEIGHTS_NAME as WEIGHTS
-from open_clip.transformer import ResidualAttentionBlock
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
@@ -63,11 +62,11 @@ class OpenClip(ModelFamily):
     version = open_clip.__version__
     priority = 1  # its folders often also have the config.json of another library
     builds_by_name = True
-    attention = AttentionLayout(("in_proj_",), "out_proj", q_norm="ln_q", k_norm="ln_k")
+    attention = AttentionLayout(("in_proj_",), "out_proj")
     parts = {  # noqa: RUF012 - as the protocol declares it
         "attention": rf"{_BLOCK}attn\.",
         "mlp": rf"{_BLOCK}mlp\.",
-        "norm": rf"{_BLOCK}ln_(1|2|attn)\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
+        "norm": rf"{_BLOCK}ln_[12]\.|visual\.ln_(pre|post)\.|(text\.)?ln_final\.",
         "embed": r"visual\.(conv1\.|class_embedding$)|((visual|text)\.)?positional_embedding$"
         r"|(text\.)?token_embedding\.",
     }
@@ -311,9 +310,7 @@ class OpenClip(ModelFamily):
         if site.path.startswith(TRUNK):
             return timm.FAMILY.dropouts(model, site)
         attention: Any = model.get_submodule(site.path)
-        if isinstance(attention, nn.MultiheadAttention):
-            return attention.dropout, 0.0
-        return attention.attn_drop.p, attention.out_drop.p
+        return attention.dropout, 0.0
 
     def install(self, model: nn.Module, site: Site, attention: nn.Module) -> None:
         """Replace the attention module of a site; in a tower of timm, that library's family does it."""
@@ -323,10 +320,7 @@ class OpenClip(ModelFamily):
             timm.FAMILY.install(model.visual.trunk, site_in_trunk, attention)  # type: ignore[union-attr,arg-type]
             return
         # One of open_clip's own towers.
-        block = model.get_submodule(site.path.removesuffix(".attn"))
-        if isinstance(block, ResidualAttentionBlock):  # this block calls its attention like nn.MultiheadAttention
-            attention = MultiheadStandIn(attention)
-        super().install(model, site, attention)
+        super().install(model, site, MultiheadStandIn(attention))
 
     def stages(self, model: Any) -> list[Stages]:
         """Cut the image tower and the text tower into stem, blocks and readout."""

@@ -11,8 +11,6 @@ import open_clip
 import torch
 from open_clip.timm_model import TimmModel
 from open_clip.transformer import (
-    Attention,
-    CustomResidualAttentionBlock,
     ResidualAttentionBlock,
     TextTransformer,
     VisionTransformer,
@@ -240,7 +238,10 @@ def _obstacles(model: Any, config: LibraryConfig) -> Iterator[str]:
     # The text tower, and the blocks of open_clip's own towers. A tower of timm was checked completely above.
     yield from _text_obstacles(text_tower(model), config)
     for path, block in blocks_of(model):
-        yield from _block_obstacles(path, block)
+        kinds = (type(block), type(block.attn))
+        if kinds != (ResidualAttentionBlock, nn.MultiheadAttention):
+            names = [kind.__name__ for kind in kinds]
+            yield f"{path} is a {' with '.join(names)}, expected ResidualAttentionBlock with MultiheadAttention"
 
 
 def _text_obstacles(text: TextTower, config: LibraryConfig) -> Iterator[str]:
@@ -280,34 +281,6 @@ def _trunk_obstacles(visual: TimmModel, width: object) -> Iterator[str]:
     has_projection = len(visual.head) > 0 or trunk.num_classes > 0
     if not has_projection and trunk.num_features != width:
         yield f"its timm tower has features of {trunk.num_features} numbers and no projection to {width}"
-
-
-def _block_obstacles(path: str, block: Any) -> Iterator[str]:
-    """Yield a reason if the heads of a block in one of open_clip's own towers cannot be separated.
-
-    Two kinds of blocks are supported: ResidualAttentionBlock with torch's attention, and CustomResidualAttentionBlock
-    with open_clip's attention without its extra settings.
-
-    Args:
-        path: dotted name of the block, for messages.
-        block: the block.
-    """
-    attention: Any = getattr(block, "attn", None)
-    description = f"{path} is a {type(block).__name__} with {type(attention).__name__}"
-
-    # First the block with torch's attention. Then every block must be the custom one, and only after that its attention
-    # can be asked for extra settings, which other classes do not have. So the order matters, and one reason is enough.
-    if type(block) is ResidualAttentionBlock:
-        if type(attention) is not nn.MultiheadAttention:
-            yield f"{description}, expected nn.MultiheadAttention"
-    elif type(block) is not CustomResidualAttentionBlock or type(attention) is not Attention:
-        yield f"{description}, expected open_clip's own"
-    elif attention.logit_scale is not None:
-        yield f"{description} of scaled cosines"
-    elif attention.head_scale is not None:
-        yield f"{description} that scales its heads"
-    elif not isinstance(attention.ln_inner, nn.Identity):
-        yield f"{description} that normalises across heads"
 
 
 def blocks_of(model: Any) -> list[tuple[str, Any]]:
