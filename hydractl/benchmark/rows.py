@@ -174,17 +174,12 @@ def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgumen
         InputError: some models read images and some texts, or images have different sizes.
     """
     inputs = {model.name: input_of(model) for model in models}
-    input_of_first = inputs[models[0].name]
-    if all(sample == input_of_first for sample in inputs.values()):
+    if all(sample == inputs[models[0].name] for sample in inputs.values()):
         return list(models)
 
     # Only models of texts can be changed.
-    text_lengths = {}
-    for name, sample in inputs.items():
-        if sample.tokens is not None:
-            text_lengths[name] = sample.tokens
-    all_read_texts = len(text_lengths) == len(inputs)
-    if not all_read_texts:
+    text_lengths = {name: sample.tokens for name, sample in inputs.items() if sample.tokens is not None}
+    if len(text_lengths) < len(inputs):
         raise InputError(
             "these models read different inputs, so their times cannot be compared",
             hint="bench models of the same input together, or add --unequal-inputs to run each on its own",

@@ -15,6 +15,7 @@ from hydractl.exports.formats import Runner
 from hydractl.exports.graph import Expectation, NamedTensors
 from hydractl.families.reading import first_line
 from hydractl.files.export_answer import ExportCheck
+from hydractl.fusion.selfcheck import to_three_digits
 from hydractl.metrics.conformal import nonconformity
 from hydractl.model.prediction import Chosen
 
@@ -86,13 +87,13 @@ def compare_with_model(
     return ExportCheck(
         runtime=runtime,
         inputs=shapes_of_inputs,
-        probabilities_max_abs=_three_digits(largest[PROBABILITIES]),
-        member_logits_max_abs=_three_digits(largest[MEMBER_LOGITS]),
-        max_abs_logit=_three_digits(largest_logit),
-        tolerance=_three_digits(allowed_at_most[MEMBER_LOGITS]),
+        probabilities_max_abs=to_three_digits(largest[PROBABILITIES]),
+        member_logits_max_abs=to_three_digits(largest[MEMBER_LOGITS]),
+        max_abs_logit=to_three_digits(largest_logit),
+        tolerance=to_three_digits(allowed_at_most[MEMBER_LOGITS]),
         score=chosen.score if has_score else None,
-        score_max_abs=_three_digits(largest[OOD_SCORE]) if has_score else None,
-        score_tolerance=_three_digits(allowed_at_most[OOD_SCORE]) if has_score else None,
+        score_max_abs=to_three_digits(largest[OOD_SCORE]) if has_score else None,
+        score_tolerance=to_three_digits(allowed_at_most[OOD_SCORE]) if has_score else None,
         flags_changed=changed[IS_OOD] if IS_OOD in largest else None,
         sets_changed=changed[CONFORMAL_SET] if CONFORMAL_SET in largest else None,
     )
@@ -142,11 +143,6 @@ def _allowed(wanted: NamedTensors, chosen: Chosen, of_logits: float) -> dict[str
         distance_to_qhat = (nonconformities - chosen.conformal.qhat).abs()
         allowed[CONFORMAL_SET] = (distance_to_qhat <= allowed_of_logits).double()
     return allowed
-
-
-def _three_digits(number: float) -> float:
-    """Return a number rounded to three significant digits."""
-    return float(f"{number:.3g}")
 
 
 def _size_in_words(expectation: Expectation) -> str:
