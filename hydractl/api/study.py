@@ -29,7 +29,7 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import Data, NamedData, Texts
 from hydractl.api.verb import verb
-from hydractl.metrics.ood_scores import OF_STUDY, ON_FEATURES
+from hydractl.metrics.ood_scores import OF_STUDY
 from hydractl.metrics.requested import Threshold
 from hydractl.options.call import checking
 from hydractl.options.signature import opt
@@ -45,7 +45,8 @@ in_study = partial(opt, group="Study")
 ROWS = ("default", *KINDS)
 """Names of ``--rows``."""
 
-_FURTHER_SCORES = tuple(name for name, data in ON_FEATURES.items() if name not in OF_STUDY and data != "words")
+_FURTHER_SCORES = ("vilu-scaled", "mcm")
+"""Scores on class texts, of zero-shot models, that are chosen from only where they are named."""
 
 
 @verb("study", writes="folder")
@@ -104,8 +105,8 @@ def study(
         at_least=0,
     ),
     ood_score: Texts = in_study(
-        f"Further OOD scores to choose from: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those on "
-        f"features {', '.join(OF_STUDY)}]",
+        f"Further OOD scores of zero-shot models: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those "
+        f"on features {', '.join(OF_STUDY)}]",
         default=(),
         choices=_FURTHER_SCORES,
         split=True,

@@ -193,9 +193,9 @@ def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, obj
     left_out = set() if sets.layers_fit else {LAYERS}
     if not is_zero_shot:
         left_out.update(OF_ZERO_SHOT)
-    for name in request.ood_score:
-        if name in OF_ZERO_SHOT and not is_zero_shot:
-            raise UsageError(f"--ood-score {name} is of class texts, and {source.name} is not zero-shot")
+        if request.ood_score:
+            names_asked_for = ",".join(request.ood_score)
+            raise UsageError(f"--ood-score {names_asked_for} is of class texts, and {source.name} is not zero-shot")
     names = [name for name in OF_STUDY if name not in left_out]
     names += request.ood_score
     # Without data to fit to, keep only scores that the user asked for and that need none.

@@ -342,10 +342,16 @@ def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) ->
     document = read_json(copy / "runs/study.json")
     by_default = set(document["rows"][0]["validation"]["auroc"])
     assert by_default & {*ON_FEATURES} == {"mahalanobis", "rmd", "mahalanobis-layers", "knn", "vim", "react", "ash"}
-    assert study(**{"-o": "more", "--rows": "single", "--ood-score": "hedge"}) == 0
-    more = read_json("more/study.json")
-    assert set(more["rows"][0]["validation"]["auroc"]) == by_default | {"hedge"}
-    assert set(more["choice"]["telling"]) == set(document["choice"]["telling"])
+    published("clip", copy / "clip")
+    (copy / "names.txt").write_text("a\nb\nc\n")
+    options = OPTIONS | {"--labels": "names.txt", "--rows": "single"}
+    measured = []
+    for further in ({"-o": "usual"}, {"-o": "more", "--ood-score": "mcm"}):
+        words = [word for pair in {**options, **further}.items() for word in pair]
+        assert main(["study", "clip", *words]) == 0
+        measured.append(set(read_json(f"{further['-o']}/study.json")["rows"][0]["validation"]["auroc"]))
+    usual, more = measured
+    assert more == usual | {"mcm"} and "mcm" not in usual
 
 
 @pytest.mark.long
