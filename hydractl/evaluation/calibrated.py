@@ -42,13 +42,13 @@ def write_calibrated(
 
     # Copy all entries except those that `calibrate` chooses, and then write the new ones.
     extra = {key: value for key, value in description.extra.items() if key not in CHOSEN_BY_CALIBRATE}
-    if fitted.calibration is not None:
-        extra["calibration"] = fitted.calibration.model_copy(update={"stored": True}).to_dict()
-    if fitted.threshold is not None:
-        extra["threshold"] = fitted.threshold.to_dict()
-    conformal = kept_conformal(model, fitted)
-    if conformal is not None:
-        extra["conformal"] = conformal.to_dict()
+    calibration = fitted.calibration
+    if calibration is not None:
+        calibration = calibration.model_copy(update={"stored": True})
+    entries = {"calibration": calibration, "threshold": fitted.threshold, "conformal": kept_conformal(model, fitted)}
+    for key, chosen in entries.items():
+        if chosen is not None:
+            extra[key] = chosen.to_dict()
 
     # The OOD score. The fitted statistics of a score on features are stored as tensors.
     if score is not None:

@@ -232,7 +232,7 @@ class PredictionTally:
             yield from window.rows
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
-        """Return the summary of all predictions that were counted.
+        """Return the summary of all predictions that were counted, of which there must be one.
 
         Args:
             model: the record of the model.
@@ -240,24 +240,16 @@ class PredictionTally:
         """
         flagged = None
         if model.threshold is not None:
-            flagged = FlaggedRecord(n=0, share=None, ci=None)
-            if self.predicted:
-                low, high = share_interval(self._flagged, self.predicted)
-                share = self._flagged / self.predicted
-                flagged = FlaggedRecord(n=self._flagged, share=share, ci=(low, high))
-        mean_confidence = None
-        if self.predicted:
-            mean_confidence = self._confidence_sum / self.predicted
-        classes = []
-        for label, count in self._classes.most_common():
-            classes.append(PredictedClassRecord(label=label, n=count))
+            low, high = share_interval(self._flagged, self.predicted)
+            flagged = FlaggedRecord(n=self._flagged, share=self._flagged / self.predicted, ci=(low, high))
+        classes = [PredictedClassRecord(label=label, n=count) for label, count in self._classes.most_common()]
         skipped = None
         if self._skipped:
             skipped = SkippedRecord(n=self._skipped, ids=self._skipped_ids)
         return PredictAnswer(
             model=model,
             n=self.predicted,
-            confidence=mean_confidence,
+            confidence=self._confidence_sum / self.predicted,
             ood=flagged,
             classes=classes,
             skipped=skipped,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
-from hydractl.files.results import Count, KnownInterval, Number, Record, Result, optional
+from hydractl.files.results import Count, KnownInterval, Record, Result, optional
 
 
 class PredictingModelRecord(Record):
@@ -30,15 +30,13 @@ class FlaggedRecord(Record):
 
     n: Count
     """How many."""
-    share: Number
-    """Their share of all samples; null without samples."""
-    ci: KnownInterval | None
-    """The 95 % interval of that share, by Wilson; null without samples."""
+    share: float
+    """Their share of all samples."""
+    ci: KnownInterval
+    """The 95 % interval of that share, by Wilson."""
 
-    def in_percent(self) -> str | None:
-        """Return the share and its interval, such as ``4.50% (95 % interval 2.39% to 8.33%)``; None without samples."""
-        if self.share is None or self.ci is None:
-            return None
+    def in_percent(self) -> str:
+        """Return the share and its interval, such as ``4.50% (95 % interval 2.39% to 8.33%)``."""
         low, high = self.ci
         return f"{self.share:.2%} (95 % interval {low:.2%} to {high:.2%})"
 
@@ -69,8 +67,8 @@ class PredictAnswer(Result):
     """The model."""
     n: Count
     """Number of samples that were predicted."""
-    confidence: Number
-    """Their mean confidence; null without samples."""
+    confidence: float
+    """Their mean confidence."""
     ood: FlaggedRecord | None = optional("The samples that are flagged, where there is a threshold.")
     classes: Sequence[PredictedClassRecord]
     """The predicted classes, the most frequent first."""

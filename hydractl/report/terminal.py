@@ -459,14 +459,11 @@ def _predictions_view(answer: PredictAnswer, width: int) -> RenderableType:
 def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
     """Return a summary of predictions: the model, its confidence, and the numbers of inputs flagged and unreadable."""
     model = answer.model
-    facts = [("model", model.name), ("inputs", count_text(answer.n))]
-    if answer.confidence is not None:
-        facts.append(("mean confidence", number(answer.confidence)))
+    facts = [("model", model.name), ("inputs", count_text(answer.n)), ("mean confidence", number(answer.confidence))]
     if model.threshold is not None:
         facts.append(("threshold", f"{number(model.threshold, 6)} of {model.ood_score}"))
-    flagged = None if answer.ood is None else answer.ood.in_percent()
-    if answer.ood is not None and flagged is not None:
-        facts.append(("flagged as OOD", f"{count_text(answer.ood.n)}: {flagged}"))
+    if answer.ood is not None:
+        facts.append(("flagged as OOD", f"{count_text(answer.ood.n)}: {answer.ood.in_percent()}"))
     if answer.skipped is not None:
         facts.append(("could not be read", count_text(answer.skipped.n)))
     return [*facts, ("predicted", _most_frequent_classes(answer))]

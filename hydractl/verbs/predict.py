@@ -187,7 +187,7 @@ def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[P
         for row in tally.counted(_predict_windows(plan, 0)):
             if not plan.options.flagged or row[FLAG]:
                 yield row
-        if len(plan.dataset) and not tally.predicted:
+        if not tally.predicted:
             raise _nothing_readable(plan)
         _sum_up(plan, tally, report_output, outcome, log)
 
@@ -229,12 +229,9 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
         except UnreadableSample as error:
             if unfinished.predicted:
                 error.hint = f"{error.hint}; --resume goes on once it is replaced"
-            else:
-                unfinished_path.unlink(missing_ok=True)
             raise
         unfinished.close()
-        if len(plan.dataset) and not unfinished.predicted:
-            unfinished_path.unlink(missing_ok=True)
+        if not unfinished.predicted:
             raise _nothing_readable(plan)
 
         # Write the output, and the summary.
@@ -315,9 +312,8 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
 
     # A line for the log, e.g. "200 inputs, 9 flagged as OOD: 4.50% (95 % interval 2.39% to 8.33%)".
     words = f"{answer.n:,} inputs"
-    flagged = None if answer.ood is None else answer.ood.in_percent()
-    if answer.ood is not None and flagged is not None:
-        words += f", {answer.ood.n:,} flagged as OOD: {flagged}"
+    if answer.ood is not None:
+        words += f", {answer.ood.n:,} flagged as OOD: {answer.ood.in_percent()}"
     if answer.skipped is not None:
         words += f", {answer.skipped.n:,} more could not be read"
     log.info(words)

@@ -90,10 +90,8 @@ class Predictions(LogitsProvider):
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
         """Raise an error if a data set (except training data) is not in the file with exactly the same samples."""
-        missing_names = []
-        for dataset in sets:
-            if dataset.role != TRAIN and self._index_of_set(dataset) is None:
-                missing_names.append(dataset.name)
+        needed = [dataset for dataset in sets if dataset.role != TRAIN]
+        missing_names = [dataset.name for dataset in needed if self._index_of_set(dataset) is None]
         if missing_names:
             names_in_file = ", ".join(dataset.name for dataset in self.sets)
             raise InputError(
@@ -137,7 +135,7 @@ class Predictions(LogitsProvider):
             has_logits = ~is_empty(logits)  # [rows]
             if not has_logits.any():
                 continue
-            kept_rows = [row for row, is_kept in zip(piece_rows, has_logits, strict=True) if is_kept]
+            kept_rows = np.asarray(piece_rows)[has_logits].tolist()
             kept_scores = {}
             for score in self.on_features:
                 kept_scores[score] = self.piece(index, piece_rows, score)[:, has_logits, 0]
@@ -339,12 +337,13 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
         problems.append("its sets are of different numbers of members or classes")
 
     # For each severity there is a mean over all corruptions, so every corruption needs the same severities.
-    severities_by_corruption: dict[str, set[str]] = {}
-    for role, name in sets:
-        if role == "corruption":
-            corruption, _, severity = name.rpartition("/")
-            severities_by_corruption.setdefault(corruption, set()).add(severity)
-    all_severities = set().union(*severities_by_corruption.values())
-    if any(severities != all_severities for severities in severities_by_corruption.values()):
+    corruptions = set()
+    severities = set()
+    corrupted_names = [name for role, name in sets if role == "corruption"]
+    for name in corrupted_names:
+        corruption, _, severity = name.rpartition("/")
+        corruptions.add(corruption)
+        severities.add(severity)
+    if len(corrupted_names) != len(corruptions) * len(severities):
         problems.append("its corruptions are of different severities")
     return problems

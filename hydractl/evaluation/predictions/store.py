@@ -92,11 +92,7 @@ def ranges(shape: Sequence[int]) -> list[range]:
     members, samples, classes = shape
     sample_bytes = members * classes * 4  # in float32
     step = max(1, BLOCK_BYTES // sample_bytes)
-    runs = []
-    for start in range(0, samples, step):
-        stop = min(samples, start + step)
-        runs.append(range(start, stop))
-    return runs
+    return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
 
 
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -71,8 +71,10 @@ class UnfinishedPredictions:
         self.predicted += len(window.rows)
 
     def close(self) -> None:
-        """Close the file without deleting it; closing it again does nothing."""
+        """Close the file, and delete it if it has no predictions, as there is nothing to resume; again does nothing."""
         self._file.close()
+        if not self.predicted:
+            self.path.unlink(missing_ok=True)
 
     def _append(self, record: Mapping[str, object]) -> None:
         """Append one record as a line of JSON."""
