@@ -85,13 +85,8 @@ class Doubt(NamedTuple):
 
     def plus(self, times: int, other: Doubt) -> Doubt:
         """Return the sum of this doubt and ``times`` times another one."""
-        return Doubt(
-            self.fewer + times * other.fewer,
-            self.more + times * other.more,
-            self.lower + times * other.lower,
-            self.higher + times * other.higher,
-            self.loss + times * other.loss,
-        )
+        sums = [mine + times * others for mine, others in zip(self, other, strict=True)]
+        return Doubt(*sums)
 
 
 @dataclass(frozen=True)
@@ -130,13 +125,7 @@ class EvaluationCounts:
         two_u = self.two_u
         if two_u is not None:
             two_u += by_two_u
-        return EvaluationCounts(
-            correct=self.correct + by_correct,
-            n_id=self.n_id,
-            two_u=two_u,
-            n_ood=self.n_ood,
-            nll=self.nll + by_loss,
-        )
+        return replace(self, correct=self.correct + by_correct, two_u=two_u, nll=self.nll + by_loss, doubt=Doubt())
 
     def read_by(self, objective: str) -> EvaluationCounts:
         """Return the counts that an objective reads: without OOD counts if the objective reads no OOD samples."""
