@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "a folder's name that a shell expands",
         "hydractl/studies/steps.py",
-        "DIR={shlex.quote(str(folder.resolve()))}",
-        "DIR={folder.resolve()}",
+        "shlex.quote(str(folder / purpose))",
+        "str(folder / purpose)",
         "tests/studies/test_steps.py",
     ),
     Mutation(
@@ -296,9 +296,9 @@ MUTATIONS = (
     ),
     Mutation(
         "captions that run into each other",
-        "hydractl/data/captions.py",
-        'digest.update(f"caption {len(content)}\\n".encode() + content)',
-        "digest.update(content)",
+        "hydractl/data/base.py",
+        'pieces += [f"caption {len(content)}\\n".encode(), content]',
+        "pieces.append(content)",
         "tests/data/test_captions.py",
     ),
     Mutation(
@@ -311,8 +311,8 @@ MUTATIONS = (
     Mutation(
         "labels of 2^63",
         "hydractl/data/labels.py",
-        "abs(value) >= 2**63",
-        "abs(value) > 2**63",
+        "abs(value) < 2**63",
+        "abs(value) <= 2**63",
         "tests/data/test_labels.py",
     ),
     Mutation(
