@@ -42,13 +42,12 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     total = len(samples)
     if total == 0:
         raise InputError(f"{spec.where} has no samples")
-    labels = None
+    raw = RawLabels()
     if held_set.labels is not None:
         labels = [_as_python(label) for label in held_set.labels]
-    if labels is not None and len(labels) != total:
-        raise InputError(f"{spec.where} has {len(labels)} labels for {total} samples")
-
-    raw = RawLabels() if labels is None else labels_of_column(labels, held_set.class_names)
+        if len(labels) != total:
+            raise InputError(f"{spec.where} has {len(labels)} labels for {total} samples")
+        raw = labels_of_column(labels, held_set.class_names)
 
     # The first sample tells whether they are texts or images.
     ids = RowIds(spec.path, total)

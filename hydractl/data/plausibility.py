@@ -79,11 +79,10 @@ def _image_warnings(dataset: Dataset) -> list[str]:
 
     # An image has one colour if its darkest and its brightest value are the same.
     of_one_colour = sum(darkest == brightest for darkest, brightest in ranges)
-    brightest_of_all = max(brightest for _, brightest in ranges)
     looked_at = f"{len(ranges)} images that were looked at"
     if 2 * of_one_colour > len(ranges):
         return [f"{of_one_colour} of {looked_at} are of one colour each: were they written as meant?"]
-    if brightest_of_all > 1:
+    if any(brightest > 1 for _, brightest in ranges):
         return []
     return [
         f"all pixels of the {looked_at} are 0 or 1, and 255 is white: multiply pixels of 0..1 by 255 "
@@ -91,7 +90,7 @@ def _image_warnings(dataset: Dataset) -> list[str]:
     ]
 
 
-def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
+def _some_ranges(dataset: Dataset) -> list[tuple[float, float]]:
     """Return the darkest and the brightest value (0 to 255) of some images of the set, at equal distances.
 
     Unreadable images are left out; they are reported elsewhere.
@@ -108,7 +107,5 @@ def _some_ranges(dataset: Dataset) -> list[tuple[int, int]]:
         assert isinstance(image, Image.Image)
         # Only the two extremes are kept, because a large image takes much memory.
         extrema = np.ravel(grey_or_rgb(image).getextrema())  # the darkest and brightest value of every channel
-        darkest = int(extrema.min())
-        brightest = int(extrema.max())
-        ranges.append((darkest, brightest))
+        ranges.append((extrema.min(), extrema.max()))
     return ranges
