@@ -395,7 +395,7 @@ class Plan:
         if "train" in arguments and row is self.rows[0]:
             names = self.fitted["ood_score"]
             assert isinstance(names, list)
-            arguments["ood_score"] = [name for name in names if name != HEDGE] + [HEDGE]
+            arguments["ood_score"] = [*names, HEDGE]
         return arguments
 
     # --- the best row -------------------------------------------------------------------------------------------------

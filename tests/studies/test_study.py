@@ -354,14 +354,6 @@ def test_further_scores_are_chosen_from_only_where_they_are_named(copy: Path) ->
     assert more == usual | {"mcm"} and "mcm" not in usual
 
 
-def test_the_score_that_is_taken_blind_may_be_named_and_is_not_chosen_from(copy: Path) -> None:
-    document = read_json(copy / "runs/study.json")
-    assert study(**{"-o": "more", "--rows": "single", "--ood-score": "hedge"}) == 0
-    more = read_json("more/study.json")
-    assert set(more["rows"][0]["validation"]["auroc"]) == set(document["rows"][0]["validation"]["auroc"])
-    assert more["choice"]["telling"] == document["choice"]["telling"]
-
-
 @pytest.mark.long
 def test_scores_of_layers_that_may_need_too_much_memory_are_left_out_of_all_rows(
     copy: Path, monkeypatch: pytest.MonkeyPatch
