@@ -316,7 +316,10 @@ def from_hub(
     folder = Path(snapshot)
     loaded = open_folder(folder)
     if loaded is None:
-        raise InputError(f"{hub_name.repo} holds no {needed[0]} of such a model", hint="a checkpoint: ORG/NAME/FILE.st")
+        raise InputError(
+            f"{hub_name.repo} holds no {needed[0]} of such a model",
+            hint="a checkpoint of hydractl is named by its file: hf:ORG/NAME/FILE.st",
+        )
     # The hub's cache names the folder of a snapshot by its commit.
     return replace(loaded, origin=f"{hub_name.repo}@{folder.name}")
 

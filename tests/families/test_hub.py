@@ -71,7 +71,7 @@ def test_messages(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.commits[REPO] = [{"a.st": whole}]
     with pytest.raises(InputError, match=r"me/hydra-vit holds no config.json of such a model") as error:
         hydractl.open(f"hf:{REPO}")
-    assert error.value.hint == "a checkpoint: ORG/NAME/FILE.st"
+    assert error.value.hint == "a checkpoint of hydractl is named by its file: hf:ORG/NAME/FILE.st"
     with pytest.raises(UsageError, match="names no repository"):
         hydractl.open("hf:a b")
     # Without a connection, what is in the cache opens.
