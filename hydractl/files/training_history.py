@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
@@ -15,7 +15,23 @@ from hydractl.files.results import Count, Number, Record, optional
 
 _POINTS = 60
 """About how many epochs of a history are kept in a record."""
-_EPOCHS = TypeAdapter(list[EpochRecord])
+
+
+class _SoundEpoch(EpochRecord):
+    """An epoch of which these are known."""
+
+    epoch: Count
+    steps: Count
+    loss: float
+
+
+class _FinishedTraining(Record):
+    """What is read of the settings in the provenance of a training."""
+
+    history: Annotated[Sequence[_SoundEpoch], Field(min_length=1)]
+    kept_epoch: int | None = None
+    train: Any = None
+    val: Any = None
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
@@ -131,37 +147,20 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None
 
-    # A training that can be shown has a history of sound epochs.
-    settings = provenance.get("settings")
-    if not isinstance(settings, Mapping):
-        return None
-    history = _read_epochs(settings.get("history"))
-    if not history:
-        return None
-
-    # Find the epoch whose weights were kept. Weights that a method has collected or averaged belong to no epoch.
-    kept = settings.get("kept_epoch")
-    if kept is not None and type(kept) is not int:
+    # A training that can be shown has a history of sound epochs. Weights that a method has collected or averaged belong
+    # to none of them.
+    try:
+        training = _FinishedTraining.model_validate(provenance.get("settings"))
+    except ValidationError:
         return None
     return TrainingRecord(
         member=member,
-        steps=history[-1].steps,
-        kept_epoch=kept,
-        n=_samples_of(seen, settings.get("train")),
-        n_val=_samples_of(seen, settings.get("val")),
-        epochs=_thinned_out(history, kept),
+        steps=training.history[-1].steps,
+        kept_epoch=training.kept_epoch,
+        n=_samples_of(seen, training.train),
+        n_val=_samples_of(seen, training.val),
+        epochs=_thinned_out(training.history, training.kept_epoch),
     )
-
-
-def _read_epochs(history: object) -> list[EpochRecord]:
-    """Return the epochs of a history from a file; empty if any of them is broken, or tells no epoch, steps or loss."""
-    try:
-        epochs = _EPOCHS.validate_python(history)
-    except ValidationError:
-        return []
-    if any(None in (epoch.epoch, epoch.steps, epoch.loss) for epoch in epochs):
-        return []
-    return epochs
 
 
 def _thinned_out(history: Sequence[EpochRecord], kept: int | None) -> list[EpochRecord]:

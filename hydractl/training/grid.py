@@ -76,7 +76,7 @@ def train_each(
     if saved is not None:
         results = saved.progress["results"]
         prefixes = (f"{_BEST}.", f"{_LEFT}.")
-        kept = Saved({_LEFT: saved.progress.get(_LEFT, [])})  # older versions had no such list
+        kept = Saved({_LEFT: saved.progress[_LEFT]})
         kept.tensors |= {name: tensor for name, tensor in saved.tensors.items() if name.startswith(prefixes)}
         first_index = saved.progress["candidate"]
 

@@ -301,6 +301,4 @@ def _sum_in_parts(loss_of_rows: Callable[[int], Tensor], count: int, rows: int) 
 
 def _at_least_float32(values: Tensor) -> Tensor:
     """Return values in float32; float64 values stay as they are."""
-    if values.dtype == torch.float64:
-        return values
-    return values.float()
+    return values.to(torch.promote_types(values.dtype, torch.float32))
