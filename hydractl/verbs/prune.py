@@ -49,7 +49,7 @@ from hydractl.verbs.score import check_criterion, score_source, site_paths
 _MASK_IN_FOLDER = "hydractl.mask.json"
 
 Fixed = dict[str, tuple[int, ...]]
-"""By the path of a site (attention module): the heads to keep there, at the sites where ``--with-mask`` decides."""
+"""By the path of a site (attention module): the heads to keep there, at the sites where ``--with`` decides."""
 
 
 def run(call: Call) -> Outcome:
@@ -201,7 +201,7 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
 def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadScores | None = None) -> HeadChoice:
     """Return the heads that a mask, a circuit or scores keep, when the number of heads to remove is known.
 
-    At the sites (attention layers) where ``--with-mask`` decides, its mask replaces that choice.
+    At the sites (attention layers) where ``--with`` decides, its mask replaces that choice.
 
     Args:
         source: the model.
@@ -209,7 +209,7 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
         log: receives warnings about odd files.
         scores: scores of ``--method`` that were measured before; None to measure them.
     """
-    # The heads at the sites where --with-mask decides.
+    # The heads at the sites where --with decides.
     fixed: Fixed = {}
     if wanted.share_sites and wanted.with_mask:
         shared_mask = _read_mask(wanted.with_mask, source, wanted, log)  # before scoring, which may take long
@@ -291,7 +291,7 @@ def _choose_by_scores(
         raise InputError(f"{wanted.scores} has no scores of the {wanted.tower} tower")
     check_scored(scores, mask_of_scored_sites)
 
-    # At the sites of --with-mask stay those heads of the model that it keeps. "shared" is a mask of these sites alone,
+    # At the sites of --with stay those heads of the model that it keeps. "shared" is a mask of these sites alone,
     # which overrides what scores decide.
     shared = apply_fixed(mask_of_scored_sites.at(fixed), fixed)
 
