@@ -107,7 +107,7 @@ def step(one: Contender) -> float:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     begun = clock()
-    rate = one.run._rate_of_next_step()
+    rate = one.run.lr * one.run.course.share_of_peak(one.run.history.steps)
     one.run.history.losses.append(one.run._step([one.batch], [1.0], rate))
     if cuda:
         torch.cuda.synchronize()

@@ -20,9 +20,6 @@ _STORAGE = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT}
 # What torch's messages contain if memory has run out on a CPU or on Apple's GPUs; for CUDA it has an exception.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
-LOST_WORKER = "a data worker process ended before its work was done"
-LOST_WORKER_HINT = "it was probably killed for want of memory: try a smaller --batch-size or fewer --workers"
-
 
 class HydraError(Exception):
     """A failure with one line that says what is wrong and where, and optionally what to do next.
@@ -243,7 +240,7 @@ def failure_of(error: BaseException) -> HydraError:
 
     - an error of hydractl: itself;
     - an interruption (Ctrl-C, SIGTERM): "interrupted", 130;
-    - no memory, a killed data worker, no disk space, a missing package: a message with what to do, 1 (disk: 7);
+    - no memory, no disk space, a missing package: a message with what to do, 1 (disk: 7);
     - any other: reported as a defect of hydractl, 1.
     """
     if isinstance(error, HydraError):
@@ -254,8 +251,6 @@ def failure_of(error: BaseException) -> HydraError:
     # Errors that a person can mend: memory, storage, packages.
     if _is_out_of_memory(error):
         return HydraError("out of memory", hint="use a smaller --batch-size")
-    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):  # torch's, at any moment
-        return HydraError(LOST_WORKER, LOST_WORKER_HINT)
     if isinstance(error, OSError) and error.errno in _STORAGE:
         where = f" {error.filename}" if error.filename else ""
         hint = "free some space or choose another folder with -o"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydractl.data.base import Dataset, UnreadableSample, has_orientation
-from hydractl.errors import LOST_WORKER, LOST_WORKER_HINT, HydraError, InputError, SampleError
+from hydractl.errors import HydraError, InputError, SampleError
 
 if TYPE_CHECKING:
     import torch
@@ -310,6 +312,10 @@ def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     import torch
     from torch.utils.data import DataLoader
 
+    # torch installs a handler of the signal that a child process has ended, which raises an error if a worker was
+    # killed. Outside this generator the caller's own handler must be active.
+    callers_handler = _child_handler()
+
     # torch warns if there are more workers than processors, but the number is the user's choice.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         loader: DataLoader[Any] = DataLoader(
@@ -325,7 +331,9 @@ def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
         results = iter(loader)
     try:
         while True:
-            with _worker_errors():
+            # torch's handler of ended workers is active only while this process waits for a batch.
+            while_waiting = _torch_handler(callers_handler)
+            with _child_signals(while_waiting, callers_handler), _worker_errors():
                 result: Any = next(results, _DONE)
             if result is _DONE:
                 return
@@ -343,13 +351,56 @@ def _unchanged(value: Any) -> Any:
 
 @contextmanager
 def _worker_errors() -> Iterator[None]:
-    """Replace the error of a loader that lost a worker by one that tells the user what to do.
-
-    Where a worker is killed while nobody waits for it, torch raises its error in whatever runs then.
-    """
+    """Replace the error of a loader that lost a worker by one that tells the user what to do."""
     try:
         yield
     # If a worker dies while it hands over a tensor, the connection raises the error.
     except (RuntimeError, OSError, EOFError) as error:
         words = str(error) or repr(error)
-        raise HydraError(f"{LOST_WORKER}: {words.splitlines()[0]}", hint=LOST_WORKER_HINT) from error
+        raise HydraError(
+            f"a data worker process ended before its work was done: {words.splitlines()[0]}",
+            hint="it was probably killed for want of memory: try a smaller --batch-size or fewer --workers",
+        ) from error
+
+
+# torch watches its workers with a handler of SIGCHLD that raises an error wherever the main thread happens to be. This
+# is wanted while we wait for a batch, because nothing else would end every kind of wait. It is unwanted in the caller's
+# code between two batches. torch installs the handler once per process, so this list keeps it: it is empty or holds
+# that one handler.
+_kept_handler: list[Any] = []
+
+
+def _child_handler() -> Any:
+    """Return the handler that is now active for ended child processes (SIGCHLD)."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    return handler or signal.SIG_DFL  # None means a handler that was not set from Python
+
+
+def _torch_handler(callers_handler: Any) -> Any:
+    """Return torch's handler, or the caller's if torch has installed none. Also remembers torch's for later loaders.
+
+    Args:
+        callers_handler: the handler that was active before the loader was started.
+    """
+    current = _child_handler()
+    if current is not callers_handler:
+        _kept_handler[:] = [current]
+    if not _kept_handler:
+        return callers_handler
+    return _kept_handler[0]
+
+
+@contextmanager
+def _child_signals(inside: Any, outside: Any) -> Iterator[None]:
+    """Set the handler ``inside`` for ended child processes within the block, and the handler ``outside`` after it.
+
+    Only the main thread may set handlers; in any other thread nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, inside)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, outside)

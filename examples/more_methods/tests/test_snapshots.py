@@ -225,14 +225,14 @@ def test_killed_while_it_writes_it_writes_all_anew(capsys: pytest.CaptureFixture
 
 def test_of_weights_that_are_not_finite_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A last step that is far too long: its loss, of before the step, is still finite."""
-    before = loop.Training._rate_of_next_step
+    before = loop.Training._step
 
-    def wild(self: Any) -> float:
-        return math.inf if self.history.steps == 17 else before(self)
+    def wild(self: Any, batches: Any, shares: Any, rate: float) -> float:
+        return before(self, batches, shares, math.inf if self.history.steps == 17 else rate)
 
     command = [*TRAIN, "--optimizer", "sgd", "--config", "{finetune: {clip: 0}}", "-o", "s.st", "-q"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Training, "_rate_of_next_step", wild)
+        patch.setattr(loop.Training, "_step", wild)
         run(*command, code=6)
     assert "the weights are not finite after step 18" in capsys.readouterr().err
     assert not list(Path().glob("s.*"))
