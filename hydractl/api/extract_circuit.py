@@ -178,7 +178,7 @@ def extract_circuit(
         elif not is_headmap:
             call.exactly_one("budget", "keep")
         of_ood_data = [one for one in objectives if one in ("ood", "avg")]
-        if of_ood_data:
+        if of_ood_data and "objective" not in call.wrong:
             call.needs("ood_val", f"--objective {of_ood_data[0]}")
         if output == "-" and len(objectives) > 1:
             call.add(f"--output - takes one --objective, not {len(objectives)}", "objective")

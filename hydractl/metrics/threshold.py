@@ -38,7 +38,10 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
         name = shown(entry)  # hydractl writes no such entry: it is the name of no score, and refused below
     if name is None or name in SCORES or name in ON_FEATURES:
         return name
-    raise InputError(f"there is no OOD score {shown(name)}", hint="name another: --ood-score msp")
+    raise InputError(
+        f"there is no OOD score {shown(name)}",
+        hint="another version of hydractl chose it: calibrate the model that the file was made from anew",
+    )
 
 
 def choose_threshold(rule: Threshold, scores: np.ndarray) -> float:

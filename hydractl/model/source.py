@@ -120,7 +120,7 @@ class Source:
 _PLAIN = ModelOptions()
 
 _WAYS_TO_NAME = (
-    "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME, with ?num_classes=10, &image_size=64 for other "
+    "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME, with ?num_classes=10, &img_size=64 (timm) for other "
     "images; weights of transformers open as a folder"
 )
 

@@ -539,11 +539,14 @@ def corrupted_accuracy(rows: Rows) -> Table:
 
 
 def settings_table(rows: Rows) -> Table:
-    """Return the table of calibration, conformal sets and threshold, for rows that have them."""
+    """Return the table of MC dropout, calibration, conformal sets and threshold, for rows that have them."""
     lines = []
     for row in rows:
+        dropout = row.mc_dropout
+        passes = f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}" if dropout else ""
         threshold = row.threshold or MeasuredThreshold()  # without values if the row has none
         facts = {
+            "MC dropout": passes,
             "calibration": calibration_words(row.calibration),
             "conformal sets": _conformal_words(row.conformal),
             "threshold": threshold_words(row.threshold, {"ID": threshold.id_flagged, **(threshold.ood_flagged or {})}),

@@ -217,7 +217,7 @@ def test_positions_of_another_size_of_images(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not hold the weights") as raised:
         opened(tmp_path / "model.pth", ARCH.replace("img_size=16", "img_size=32"))
     assert raised.value.problems == ["tensor 'pos_embed' is [1, 5, 16], expected [1, 17, 16]"]
-    assert "img_size=16&" in str(raised.value.hint)
+    assert "&img_size=64 (timm) for other images" in str(raised.value.hint)
 
 
 # --- words that people type -------------------------------------------------------------------------------------------

@@ -25,6 +25,11 @@ M = {"model": ["a.st"]}
             {**M, "budget": "3"},
             ["extract-circuit needs --val", "extract-circuit --objective avg needs --ood-val"],
         ),
+        (
+            "extract-circuit",
+            {**M, "val": ["d"], "budget": "3", "objective": ["brier"]},
+            ["--objective must be one of acc, ood, avg, nll, not 'brier' (flag)"],
+        ),
         ("extract-circuit", {**M, "val": ["d"], "ood_val": ["o"]}, ["extract-circuit needs one of --budget, --keep"]),
         (
             "extract-circuit",
