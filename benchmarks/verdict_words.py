@@ -34,7 +34,6 @@ from hydractl.metrics.bootstrap import (
     paired_differences,
     resample,
     resample_aurocs,
-    resample_id,
 )
 from hydractl.metrics.samples import Samples, samples_of
 from hydractl.studies.words import ACCURACY, AUROC, CANNOT_TELL, KINDS, NLL, NO_DIFFERENCE, Finding, judge
@@ -122,9 +121,8 @@ def fast_findings(drawn: TestSet) -> dict[str, Finding]:
 
 def fast_metrics(inside: Samples, outside: Samples) -> Resampled:
     """Resample accuracy, NLL and AUROC of one model."""
-    of_id = resample_id(inside, rounds=ROUNDS)
-    assert inside.score is not None and outside.score is not None
-    aurocs = resample_aurocs({"msp": inside.score}, {"ood": {"msp": outside.score}}, rounds=ROUNDS)
+    of_id = resample(inside, {}, {}, rounds=ROUNDS, names={"accuracy", "nll"})
+    aurocs = resample_aurocs(inside, {"ood": outside}, ["msp"], rounds=ROUNDS)
     of_ood = mean_over_sets(aurocs["msp"], AUROC)
     return Resampled({**of_id.values, **of_ood.values}, {**of_id.rounds, **of_ood.rounds})
 

@@ -14,9 +14,8 @@ from hydractl.evaluation.sets import tested
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import Calibration
-from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs, resample_id
+from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs
 from hydractl.metrics.ood_scores import SCORES
-from hydractl.metrics.probabilities import Floats
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
 from hydractl.studies.words import AUROC, KINDS
@@ -93,8 +92,7 @@ class MeasuredRow:
 
     def aurocs(self, scores: Collection[str]) -> dict[str, Resampled]:
         """Return, by score, the AUROC against each OOD set (by its name), on the data and on their resamples."""
-        outside = {name: _values_of(samples, scores) for name, samples in self.outside.items()}
-        return resample_aurocs(_values_of(self.inside, scores), outside, rounds=self.rounds, seed=self.seed)
+        return resample_aurocs(self.inside, self.outside, scores, rounds=self.rounds, seed=self.seed)
 
     def mean_aurocs(self, scores: Collection[str]) -> dict[str, float]:
         """Return by score the mean AUROC over all OOD sets; a score is missing if a set has no AUROC under it."""
@@ -112,17 +110,13 @@ class MeasuredRow:
 
     def accuracy_and_nll(self) -> Resampled:
         """Return accuracy and NLL on the labelled ID data, and on their resamples."""
-        return resample_id(self.inside, rounds=self.rounds, seed=self.seed)
+        inside = _with_score_alone(self.inside, self.inside.leading)
+        return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names={"accuracy", "nll"})
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:
     """Return the samples with ``score`` as their only score."""
     return replace(samples, scores={score: samples.scores[score]})
-
-
-def _values_of(samples: Samples, scores: Collection[str]) -> dict[str, Floats]:
-    """Return the values of some scores, ``[N]`` each, by score."""
-    return {name: values for name, values in samples.scores.items() if values is not None and name in scores}
 
 
 def fitted_temperature(path: Path) -> Calibration:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydractl.metrics import bootstrap
 from hydractl.metrics.bootstrap import Resampled, draw, intervals, paired_differences, resample, resample_aurocs
 from hydractl.metrics.rows import row_blocks, row_keys
 from hydractl.metrics.samples import Samples, samples_of
@@ -187,7 +186,7 @@ def test_the_aurocs_of_several_scores_are_those_of_the_whole_rows_to_the_last_bi
     inside = samples_of(logits, labels, scores=names)
     others = {name: samples_of(values, scores=names) for name, values in outside.items()}
     whole = resample(inside, others, GROUPS, rounds=40, seed=5)
-    fast = resample_aurocs(inside.scores, {name: samples.scores for name, samples in others.items()}, rounds=40, seed=5)
+    fast = resample_aurocs(inside, others, names, rounds=40, seed=5)
     assert list(fast) == names
     for score, found in fast.items():
         for name in GROUPS:
@@ -207,23 +206,10 @@ def test_some_metrics_have_the_rounds_that_they_have_among_all() -> None:
         assert some.rounds[key].tolist() == every.rounds[key].tolist()
 
 
-@pytest.mark.parametrize("block", [1, 300])
-def test_the_aurocs_of_many_rounds_do_not_depend_on_how_many_are_counted_together(
-    block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    inside = {"s": rng.normal(size=60).round(1)}
-    outside = {"far": {"s": rng.normal(size=45).round(1)}}
-    together = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
-    monkeypatch.setattr(bootstrap, "_BLOCK", block)
-    apart = resample_aurocs(inside, outside, rounds=21, seed=1)["s"]
-    assert apart.values == together.values
-    assert apart.rounds["far"].tolist() == together.rounds["far"].tolist()
-
-
 def test_an_auroc_without_samples_on_a_side_has_no_value() -> None:
-    some, none = np.arange(3.0), np.zeros(0)
+    (logits, labels), _ = case("few")
+    some, none = samples_of(logits, labels), samples_of(logits[:, :0], labels[:0])
     for inside, outside in ((some, none), (none, some)):
-        empty = resample_aurocs({"s": inside}, {"far": {"s": outside}}, rounds=2)["s"]
+        empty = resample_aurocs(inside, {"far": outside}, ["msp"], rounds=2)["msp"]
         assert empty.values == {"far": None}
         assert empty.rounds == {}
