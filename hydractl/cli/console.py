@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
 _TIMED = "samples"  # the only unit for which a speed (units per second) is shown
-_LEAST_WINDOW_S = 60.0
-_MARK_EVERY_S = 1.0
 _EXPECTED_SHARE = 0.2
 
 
@@ -270,7 +268,7 @@ class Task(Progress):
 
     @property
     def speed(self) -> str:
-        """The recent number of samples per second as text; empty for tasks that count other units."""
+        """The mean number of samples per second as text; empty for tasks that count other units."""
         rate = self._pace.rate()
         return "" if self.unit != _TIMED or rate is None else speed(rate, self.unit)
 
@@ -290,12 +288,9 @@ class Task(Progress):
 
 
 class Pace:
-    """The speed of a task over the last half of its running time, or over the last minute if that is longer.
+    """The mean speed of a task since its first mark: a time in seconds, and the number of units that were done then.
 
-    The units that were done up to the first mark do not count: a resumed task starts with units that took no time. A
-    long window evens out steps of uneven length, and still forgets a beginning that was faster or slower.
-
-    A mark is a pair: the time in seconds, and the number of units that were done then.
+    The units that were done up to the first mark do not count: a resumed task starts with units that took no time.
 
     Attributes:
         expected: the seconds that the whole task is expected to take; None if nobody knows.
@@ -303,57 +298,43 @@ class Pace:
 
     def __init__(self) -> None:
         self.expected: float | None = None
-        self._marks: list[tuple[float, int]] = []
+        self._first: tuple[float, int] | None = None
+        self._last = (0.0, 0)
 
     def mark(self, now: float, done: int) -> None:
         """Record that ``done`` units in all are done at the time ``now`` (seconds)."""
-        # Keep at most one mark a second. Until the last mark is a second later than the one before, it is replaced.
-        if len(self._marks) > 1:
-            last_but_one, _ = self._marks[-2]
-            if now - last_but_one < _MARK_EVERY_S:
-                self._marks.pop()
-        self._marks.append((now, done))
+        self._last = (now, done)
+        if self._first is None:
+            self._first = self._last
 
     def rate(self) -> float | None:
-        """Return units per second over the window; None if the marks do not tell."""
-        units, seconds = self._window()
+        """Return units per second; None if the marks do not tell."""
+        units, seconds = self._since_first()
         return units / seconds if units > 0 and seconds > 0 else None
 
-    def _window(self) -> tuple[float, float]:
-        """Return the units that were done in the window, and its length in seconds; zeros without a mark.
-
-        The window ends at the last mark. It is the longer of the last half of the running time and the last 60 s. E.g.
-        after 300 s it is 150 s long, after 90 s 60 s, and after 40 s the whole time.
-        """
-        if not self._marks:
-            return 0.0, 0.0
-        start, _ = self._marks[0]
-        last_time, done_at_last = self._marks[-1]
-        half_of_its_time = (last_time - start) / 2
-        window_start = last_time - max(_LEAST_WINDOW_S, half_of_its_time)
-
-        # It begins at the last mark that is not after this time, else at the first mark.
-        marks_before = (mark for mark in reversed(self._marks) if mark[0] <= window_start)
-        first_time, done_at_first = next(marks_before, self._marks[0])
+    def _since_first(self) -> tuple[float, float]:
+        """Return the units that were done since the first mark, and in how many seconds; zeros without a mark."""
+        first_time, done_at_first = self._first or self._last
+        last_time, done_at_last = self._last
         return done_at_last - done_at_first, last_time - first_time
 
     def left(self, now: float, total: int | None) -> float | None:
-        """Return the seconds from ``now`` until ``total`` units are done, at the recent speed; None if nothing tells.
+        """Return the seconds from ``now`` until ``total`` units are done, at the mean speed; None if nothing tells.
 
         If somebody has said how long the whole task takes, this counts as if a fifth of the task had gone at that
         speed: units may take unlike times, and then the first ones say little of the others.
         """
-        if total is None or not self._marks:
+        if total is None or self._first is None:
             return None
-        units, seconds = self._window()
+        units, seconds = self._since_first()
         if self.expected is not None:
-            # speed = (units in the window + 0.2 total) / (their seconds + 0.2 expected seconds)
+            # speed = (units so far + 0.2 total) / (their seconds + 0.2 expected seconds)
             units += _EXPECTED_SHARE * total
             seconds += _EXPECTED_SHARE * self.expected
         if units <= 0 or seconds <= 0:
             return None
         # Count down from the last mark.
-        last_time, done_at_last = self._marks[-1]
+        last_time, done_at_last = self._last
         seconds_left_at_last = (total - done_at_last) * seconds / units
         seconds_since_last = now - last_time
         return max(seconds_left_at_last - seconds_since_last, 0.0)

@@ -1,24 +1,19 @@
 """Images in a ``.npz`` file: ``x`` uint8, optionally ``y`` and ``classes``. Nothing is ever unpickled.
 
-Images are read from the file when they are asked for. A compressed array would have to be unpacked again for each
-image, so it is held in memory.
+Labels are read first, and then the images that are drawn, which are held in memory.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
@@ -27,14 +22,8 @@ from hydractl.data.labels import RawLabels
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import image_of
-from hydractl.files.header import state_of
 
 _SETTINGS = ("x", "y", "classes")
-_LOCAL_HEADER = struct.Struct("<26xHH")
-"""The header before a member in a zip archive; its last two fields are the lengths of the name and the extra field."""
-
-_READ_AHEAD = 1 << 18
-"""Bytes of rows that are read at once where they are asked for one after the other."""
 
 # The errors of numpy quote whole headers, so the reason in a message is cut to this many characters.
 _LONGEST_REASON = 200
@@ -42,25 +31,13 @@ _LONGEST_REASON = 200
 
 @dataclass(eq=False, repr=False)
 class ArrayImages(Dataset):
-    """Images in memory, or in one array.
-
-    Attributes:
-        images: the images by index, each in a form that :func:`hydractl.families.pixels.image_of` accepts. They are in
-            memory, or rows that are read from a file. Of a compressed array it is a function that unpacks rows.
-    """
+    """Images in memory: ``images`` has them by index, each in a form that :func:`image_of` accepts."""
 
     images: Any
 
-    def prepare(self, rows: Sequence[int]) -> None:
-        """Unpack these images if they are compressed."""
-        if isinstance(self.images, partial):
-            with _errors_of_file(self.where):
-                self.images = self.images(rows)
-
     def _sample(self, i: int) -> Image.Image:
-        image = self.images[i]
         try:
-            return image_of(image)
+            return image_of(self.images[i])
         except InputError as error:
             why = f"cannot read image {self.ids[i]}: {error.message} ({self.where})"
             raise UnreadableSample(why, hint=error.hint) from error
@@ -84,13 +61,31 @@ class _Header(NamedTuple):
         return self.dtype.itemsize * math.prod(self.shape[1:])
 
 
+@dataclass(eq=False, repr=False)
+class NpzImages(ArrayImages):
+    """The images of the array ``name`` in the file at ``path``."""
+
+    path: Path
+    name: str
+    header: _Header
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Read these images into memory.
+
+        Raises:
+            InputError: if the file is damaged.
+        """
+        with _errors_of_file(self.where):
+            self.images = _read_rows(self.path, self.name, self.header, rows)
+
+
 def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the images and labels in a ``.npz`` file, whose arrays ``?x=``, ``?y=`` and ``?classes=`` name.
 
     ``x`` are the images, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3. ``y`` are the labels, integers or
     unicode strings ``[N]`` or ``[N, 1]``. ``classes`` are the class names, unicode strings ``[K]``. The images must be
     there, and so must an array that the query names. All headers are checked before an array is unpacked. The images
-    are read through once, so that a damaged file is refused here and not later.
+    are read when it is known which of them are drawn.
 
     Returns:
         The images, and their labels before they are mapped to the classes of a model.
@@ -109,9 +104,8 @@ def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
         if problems:
             raise InputError(f"{spec.where}: not a usable image set", problems=problems + label_problems)
         raw = RawLabels(problems=label_problems) if label_problems else _read_labels(spec.file, names, headers)
-        images = _open_images(spec, names["x"], headers["x"])
     ids = RowIds(printable(spec.file.name), headers["x"].shape[0])
-    return ArrayImages(spec.text, spec.where, ids, images), raw
+    return NpzImages(spec.text, spec.where, ids, {}, spec.file, names["x"], headers["x"]), raw
 
 
 @contextmanager
@@ -194,142 +188,40 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     return RawLabels(labels.astype(np.int64), class_names)
 
 
-def _open_images(spec: DataSpec, name: str, header: _Header) -> npt.NDArray[np.uint8] | _StoredRows | partial[Any]:
-    """Return the images of an array, in one of three forms, by the way in which the file stores them.
+def _read_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> Any:
+    """Return some rows of an array by their indices, by reading it through once, up to the last of them.
 
-    ================================  ==================================================================
-    stored                            form
-    ================================  ==================================================================
-    in Fortran's order                all images in memory
-    uncompressed                      rows that are read from the file one by one when they are needed
-    compressed                        a function that unpacks the rows whose indices it is called with
-    ================================  ==================================================================
-
-    Args:
-        spec: the SPEC of the file.
-        name: the name of the array.
-        header: the header of the array.
-    """
-    # In Fortran's order the pixels of an image are scattered over the file, so a single image cannot be read.
-    if header.fortran:
-        with np.load(spec.file, allow_pickle=False) as arrays:
-            return np.ascontiguousarray(arrays[name])
-
-    # A compressed array would have to be unpacked from its start again for every image, so its rows are kept.
-    with zipfile.ZipFile(spec.file) as archive:
-        info = archive.getinfo(f"{name}.npy")
-    unpack = partial(_unpacked_rows, spec.file, name, header)
-    if info.compress_type == zipfile.ZIP_STORED:
-        unpack([])  # no rows: this only reads to the end, and raises an error if the checksum is wrong
-        return _StoredRows(spec.file, info, header, spec.where)
-    return unpack
-
-
-def _unpacked_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> dict[int, npt.NDArray[np.uint8]]:
-    """Return some rows of an array in C order, by reading it through once, up to the last of them or to its end.
-
-    At its end the checksum (CRC) of the archive is compared, too.
+    An array in Fortran's order, where the pixels of an image are scattered over the file, is returned whole. Where the
+    last row is read, the checksum (CRC) of the archive is compared, too.
 
     Args:
         path: the ``.npz`` file.
         name: the name of the array.
         header: the header of the array.
-        rows: the indices of the rows. If it is empty, the array is read to its end.
+        rows: the indices of the rows, at least one.
 
     Raises:
         OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
     """
-    unpacked = {}
+    if header.fortran:
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays[name]
+
+    images = {}
     wanted = set(rows)
-    total = header.shape[0]
-    count = max(rows) + 1 if rows else total
-    row_bytes = header.row_bytes
+    count = max(rows) + 1
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
         read_array_header(member)
         # A compressed member cannot be entered in the middle, so rows that are not wanted are read, too.
         for row in range(count):
-            content = member.read(row_bytes)
-            if len(content) < row_bytes:
+            content = member.read(header.row_bytes)
+            if len(content) < header.row_bytes:
                 raise EOFError("the array ends too early")
             if row in wanted:
-                unpacked[row] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
-        if count == total:
+                images[row] = np.frombuffer(content, np.uint8).reshape(header.shape[1:])
+        if count == header.shape[0]:
             member.read(1)  # zipfile compares the checksum when it reaches the end of the member
-    return unpacked
-
-
-class _StoredRows:
-    """The rows of an array that is stored in C order and without compression, each read when it is asked for.
-
-    A row that follows the one before is read with those behind it. Every read opens the file itself, so data workers
-    may share this object.
-
-    Args:
-        path: the ``.npz`` file.
-        info: the member of the archive that holds the array.
-        header: the header of the array.
-        where: the name of the data set in messages.
-    """
-
-    def __init__(self, path: Path, info: zipfile.ZipInfo, header: _Header, where: str) -> None:
-        """Find out where the array begins; no row is read yet."""
-        self._path = path
-        self._header = header
-        self._where = where
-        self._block = (0, b"")  # the rows that were read last: the index of the first one in the array, and their bytes
-
-        # The bytes of a member stand behind its header in the archive, its name and its extra field; those of the array
-        # behind the header of the .npy.
-        with open(path, "rb") as file:
-            self._state = state_of(os.fstat(file.fileno()))
-            file.seek(info.header_offset)
-            name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-            file.seek(name_length + extra_length, os.SEEK_CUR)
-            read_array_header(file)
-            self._begin = file.tell()
-
-    def __getitem__(self, row: int) -> npt.NDArray[np.uint8]:
-        """Return a row, ``[H, W]`` or ``[H, W, C]``.
-
-        Raises:
-            InputError: if the file was changed since it was opened, or cannot be read.
-        """
-        # Where the row begins in the block of rows that was read last.
-        row_bytes = self._header.row_bytes
-        first, content = self._block
-        start = (row - first) * row_bytes
-
-        # If it is not in the block, read another one. The row behind the block means that rows are read in order, and
-        # then many are read at once.
-        if not 0 <= start < len(content):
-            is_next = start == len(content)
-            count = 1
-            if is_next:
-                count = max(1, _READ_AHEAD // row_bytes)
-            content = self._read(row, count)
-            self._block = (row, content)
-            start = 0
-        image = np.frombuffer(content, np.uint8, row_bytes, start)
-        return image.reshape(self._header.shape[1:])
-
-    def _read(self, row: int, count: int) -> bytes:
-        """Return the bytes of ``count`` rows of the array from ``row`` on, or of fewer at its end.
-
-        Raises:
-            InputError: if the file was changed since it was opened, or cannot be read.
-        """
-        count = min(count, self._header.shape[0] - row)
-        wanted = count * self._header.row_bytes
-        try:
-            with open(self._path, "rb", buffering=0) as file:
-                state = state_of(os.fstat(file.fileno()))
-                file.seek(self._begin + row * self._header.row_bytes)
-                content = file.read(wanted)
-        except OSError as error:
-            raise InputError(f"{self._where}: cannot read the file: {reason(error)}") from error
-        if state != self._state or len(content) < wanted:
-            raise InputError(f"{self._where}: the file was changed while it was read", hint="run it again")
-        return content
+    return images
 
 
 def read_array_header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

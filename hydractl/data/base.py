@@ -69,6 +69,7 @@ class Dataset(ABC):
         skipped: None means that an unreadable sample is an error. A dict means that unreadable samples are left out of
             the batches; it maps the index of each sample skipped so far to the reason.
         turned: the indices of the images read so far that say by an EXIF orientation how they are to be turned.
+        fingerprints: the fingerprints of the samples read so far, by id. Sets with the same samples may share them.
     """
 
     spec: str
@@ -85,7 +86,7 @@ class Dataset(ABC):
     left_out: Mapping[str, int] = field(default_factory=dict, init=False)
     skipped: dict[int, str] | None = field(default=None, init=False)
     turned: set[int] = field(default_factory=set, init=False)
-    _fingerprints: dict[int, str] = field(default_factory=dict, init=False)  # of the samples that were read, by index
+    fingerprints: dict[str, str] = field(default_factory=dict, init=False)
 
     def take_over(self, base: Dataset) -> None:
         """Take over what is known of the samples of a set of which these are made, one of each."""
@@ -152,9 +153,9 @@ class Dataset(ABC):
         Raises:
             UnreadableSample: if the sample is unreadable, and the set does not skip such samples.
         """
-        known = self.known_fingerprint(i)
-        if known is not None:
-            return known
+        sample_id = self.ids[i]
+        if sample_id in self.fingerprints:
+            return self.fingerprints[sample_id]
 
         # Read the sample, unless it is already known to be unreadable.
         if self.skipped is None or i not in self.skipped:
@@ -166,28 +167,15 @@ class Dataset(ABC):
                     raise
                 self.skipped[i] = error.message
             else:
-                self.note_fingerprint(i, fingerprint)
+                self.fingerprints[sample_id] = fingerprint
                 if has_orientation(sample):
                     self.turned.add(i)
                 return fingerprint
-        sample_id = self.ids[i].encode("utf-8", "backslashreplace")
-        return _sha256([b"unreadable\n", sample_id])
+        return _sha256([b"unreadable\n", sample_id.encode("utf-8", "backslashreplace")])
 
     def fingerprint_of(self, sample: Any) -> str:
         """Return the fingerprint of a sample that :meth:`__getitem__` has returned."""
         return fingerprint_of(sample)
-
-    def known_fingerprint(self, i: int) -> str | None:
-        """Return the fingerprint of sample ``i`` if it was read before, else None."""
-        return self._fingerprints.get(i)
-
-    def note_fingerprint(self, i: int, fingerprint: str) -> None:
-        """Take down the fingerprint of sample ``i``, which was read."""
-        self._fingerprints[i] = fingerprint
-
-    def share_fingerprints(self, fingerprints: dict[int, str]) -> None:
-        """Take the fingerprints, by index, that another set with the same samples knows and will know."""
-        self._fingerprints = fingerprints
 
     @property
     def decoder(self) -> str:

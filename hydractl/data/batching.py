@@ -30,13 +30,13 @@ class _Result(NamedTuple):
     Attributes:
         inputs: what ``collate`` made of the samples; None if every sample is unreadable.
         unreadable: why samples cannot be read, by index.
-        fingerprints: the fingerprints of samples that were not known before, by index.
+        fingerprints: the fingerprints of samples that were not known before, by id.
         turned: the indices of those of them that have an EXIF orientation.
     """
 
     inputs: Any
     unreadable: dict[int, str]
-    fingerprints: dict[int, str]
+    fingerprints: dict[str, str]
     turned: list[int]
 
 
@@ -164,7 +164,7 @@ def read_ahead(dataset: Dataset) -> None:
         return
     workers = _processors_left()
     skipped = dataset.skipped or {}
-    wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.known_fingerprint(i) is None]
+    wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.ids[i] not in dataset.fingerprints]
     if len(wanted) < _WORTH_PROCESSES or workers < 2:
         return
 
@@ -215,8 +215,7 @@ def _generate_batches(reader: _BatchReader, workers: int, may_skip_all: bool) ->
         if unreadable:
             assert dataset.skipped is not None  # otherwise the reader has raised the error
             dataset.skipped.update(unreadable)
-        for index, fingerprint in fingerprints.items():
-            dataset.note_fingerprint(index, fingerprint)
+        dataset.fingerprints.update(fingerprints)
         dataset.turned.update(turned)
         readable = [i for i in indices if i not in unreadable]
         if not readable:
@@ -273,8 +272,9 @@ class _BatchReader:
                 continue
             samples.append(sample)
             indices.append(index)
-            if self.dataset.known_fingerprint(index) is None:
-                fingerprints[index] = self.dataset.fingerprint_of(sample)
+            sample_id = self.dataset.ids[index]
+            if sample_id not in self.dataset.fingerprints:
+                fingerprints[sample_id] = self.dataset.fingerprint_of(sample)
                 if has_orientation(sample):
                     turned.append(index)
 

@@ -27,8 +27,8 @@ def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels
     file may also hold the images themselves. A ``.tar`` file, a pattern of several (``shards/*.tar``), or a folder of
     them are WebDataset shards, where each image has a ``.txt`` file.
 
-    ``?image=`` and ``?caption=`` name the columns, or in shards the endings of the files; a caption in a shard may also
-    be at ``json.KEY``. With ``limit``, nothing after the first ``limit`` pairs is read.
+    ``?image=`` and ``?caption=`` name the columns, or in shards the endings of the files. With ``limit``, nothing after
+    the first ``limit`` pairs is read.
 
     Args:
         spec: the SPEC of the pairs.
@@ -70,7 +70,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
         InputError: if images have no caption; all of them are listed.
     """
     spec.check_query(("image", "caption"))
-    caption_source = spec.query.get("caption", "txt")  # the ending of a file, or json.KEY
+    caption_source = spec.query.get("caption", "txt")  # the ending of a file
     images, texts = index_shards(spec, limit, caption_source)
     captions = []
     problems = []

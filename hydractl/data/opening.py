@@ -20,8 +20,8 @@ from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
 _Reader = Callable[..., "tuple[Dataset, RawLabels]"]
 
-_KNOWN: ContextVar[dict[tuple[object, ...], dict[int, str]] | None] = ContextVar("known", default=None)
-"""The fingerprints that :func:`keeping_fingerprints` keeps, by where samples come from; None outside of it."""
+_KNOWN: ContextVar[dict[tuple[object, ...], dict[str, str]] | None] = ContextVar("known", default=None)
+"""What :func:`keeping_fingerprints` keeps: fingerprints by id, by where samples come from; None outside of it."""
 
 
 class _ReaderEntry(NamedTuple):
@@ -164,7 +164,7 @@ def open_data(
         dataset = _at(dataset, spec, rows)
     if corrupt is not None:
         dataset = corrupt(dataset)
-        _share_fingerprints(dataset, spec.text, id(spec.held), "corrupted")
+        _share_fingerprints(dataset, spec.text, id(spec.held), seed, limit, "corrupted")
     if wanted_rows is not None:
         dataset = _at(dataset, spec, rows)
     dataset.labels = indices
@@ -222,11 +222,10 @@ def keeping_fingerprints() -> Iterator[None]:
 
 
 def _share_fingerprints(dataset: Dataset, *origin: object) -> None:
-    """Let a set share its fingerprints with all other sets of the same origin and ids that are opened in the block."""
+    """Let a set share its fingerprints with all other sets of the same origin that are opened in the block."""
     known = _KNOWN.get()
     if known is not None:
-        fingerprints = known.setdefault((*origin, tuple(dataset.ids)), {})
-        dataset.share_fingerprints(fingerprints)
+        dataset.fingerprints = known.setdefault(origin, {})
 
 
 def _at(dataset: Dataset, spec: DataSpec, rows: Sequence[int]) -> Dataset:

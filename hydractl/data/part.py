@@ -5,7 +5,7 @@ SPEC of any set.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,7 +18,6 @@ from hydractl.expressions.data_sets import DataSpec, with_setting
 
 _NUMBER = r"[0-9]{1,9}"
 _SHARE = r"[0-9]*\.?[0-9]+"
-_SPAN = f"{_NUMBER}(?:-{_NUMBER})?"
 
 
 _PATTERNS = {
@@ -27,7 +26,7 @@ _PATTERNS = {
     "fraction": f"({_SHARE}):({_SHARE})",
     "seed": _NUMBER,
     "part": f"({_NUMBER})/({_NUMBER})",
-    "without": f"{_SPAN}(?:,{_SPAN})*",
+    "without": f"{_NUMBER}(?:,{_NUMBER})*",
 }
 """The form that the value of each setting must have."""
 
@@ -37,7 +36,7 @@ _WORDS = {
     "fraction": "A:B with 0 <= A < B <= 1, for example 0:0.01 and 0.01:1",
     "seed": "a seed, 0 or more",
     "part": "K/N with K from 1 to N, for example 1/2",
-    "without": "places from 0 on, for example 3,7-9",
+    "without": "places from 0 on, for example 3,7",
 }
 """The same in words."""
 
@@ -58,6 +57,7 @@ class DatasetPart(Dataset):
         self._whole = whole
         self._rows = list(rows)
         self.take_over(whole)
+        self.fingerprints = whole.fingerprints
         if whole.labels is not None:
             self.labels = whole.labels[self._rows]
         if whole.captions is not None:
@@ -66,14 +66,6 @@ class DatasetPart(Dataset):
 
     def _sample(self, i: int) -> Any:
         return self._whole._sample(self._rows[i])
-
-    def known_fingerprint(self, i: int) -> str | None:
-        """Return the fingerprint of sample ``i`` if the whole set knows it."""
-        return self._whole.known_fingerprint(self._rows[i])
-
-    def note_fingerprint(self, i: int, fingerprint: str) -> None:
-        """Let the whole set take it down."""
-        self._whole.note_fingerprint(self._rows[i], fingerprint)
 
     def lengths(self) -> list[int] | None:
         """Return the lengths of the samples of the part; None if the whole set has no lengths."""
@@ -95,8 +87,7 @@ class ChosenRows:
             those from A to B of that order. The pair (A, B).
         seed: seed of that order.
         part: ``part=K/N``: of the samples so far, take the one at index K - 1 and then every N-th. The pair (K, N).
-        without: ``without=``: leave these samples out, given as the first and the last index of each span. The indices
-            count the samples before ``part`` applies.
+        without: ``without=``: leave out the samples at these indices, which count the samples before ``part`` applies.
     """
 
     where: str
@@ -105,7 +96,7 @@ class ChosenRows:
     share: tuple[Fraction, Fraction]
     seed: int
     part: tuple[int, int]
-    without: tuple[tuple[int, int], ...]
+    without: Sequence[int]
 
     @property
     def reach(self) -> int | None:
@@ -151,11 +142,11 @@ class ChosenRows:
 
         # `without` counts the remaining samples before they are divided into parts, so mark them first, and then take
         # the part of the samples and of their marks alike.
+        last = max(self.without, default=-1)
+        if last >= len(remaining):
+            raise InputError(f"{self.where}: without={last} is beyond the last of {len(remaining)} samples")
         is_left = np.ones(len(remaining), dtype=np.bool_)  # [remaining]
-        for first, last in self.without:
-            if last >= len(remaining):
-                raise InputError(f"{self.where}: without={last} is beyond the last of {len(remaining)} samples")
-            is_left[first : last + 1] = False
+        is_left[list(self.without)] = False
         chosen = remaining[in_part][is_left[in_part]]
         if not len(chosen):
             raise InputError(f"{self.where}: without= leaves nothing")
@@ -262,76 +253,42 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     return whole_spec, chosen
 
 
-def _parse_spans(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the first and the last index of each span: ``3,7-9`` gives (3, 3) and (7, 9)."""
-    spans = []
-    for span in text.split(","):
-        first, _, last = span.partition("-")
-        spans.append((int(first), int(last or first)))
-    return tuple(spans)
-
-
 def without_places(spec: str, places: Iterable[int]) -> str:
     """Return the SPEC of a data set (the text that names it) with a setting that leaves out some of its samples.
 
-    E.g. ``a/?without=3`` without its sample 3, which is sample 4 of the whole set, is ``a/?without=3-4``.
+    E.g. ``a/?without=3`` without its sample 3, which is sample 4 of the whole set, is ``a/?without=3,4``.
 
     Args:
-        spec: the SPEC of the set, which may leave out samples already (``without=3,7-9``).
+        spec: the SPEC of the set, which may leave out samples already (``without=3,7``).
         places: the indices of the samples to leave out. They count only the samples that ``spec`` does not leave out.
-
-    Returns:
-        The SPEC with a setting ``without=`` for the samples that were left out before and those that are now.
     """
-    indices = set(places)
-    text_before = DataSpec.of_option("", spec).query.get("without")
-    if text_before is None and not indices:
+    places = set(places)
+    if not places:
         return spec
+    text_before = DataSpec.of_option("", spec).query.get("without")
     if text_before is None:
-        return with_setting(spec, f"without={_spans_text(indices)}")
+        return with_setting(spec, _without_setting(places))
 
-    # Combine old and new indices, both counted in the whole set.
-    left_out_before: set[int] = set()
-    for first, last in _parse_spans(text_before):
-        left_out_before.update(range(first, last + 1))
-    left_out = left_out_before | _indices_in_whole(indices, left_out_before)
+    # Convert the new indices to those in the whole set: without the samples 0 and 2, the index 1 becomes 3.
+    left_out = _parse_indices(text_before)
+    beyond_last = max(places) + len(left_out) + 1
+    still_there = np.setdiff1d(np.arange(beyond_last), left_out)
+    left_out += still_there[list(places)].tolist()
 
     # Replace the old setting. It is searched by its key, because the SPEC may spell its value differently, e.g. with
-    # %2C for a comma; a function returns the new text, so that no character of it is taken for a group of the pattern.
-    setting = f"without={_spans_text(left_out)}"
-    return re.sub(r"(?<=[?&])without=[^&]*", lambda _: setting, spec, count=1)
+    # %2C for a comma.
+    return re.sub(r"(?<=[?&])without=[^&]*", _without_setting(left_out), spec, count=1)
 
 
-def _indices_in_whole(indices: Collection[int], missing: Collection[int]) -> set[int]:
-    """Convert indices that count only the samples still there to indices in the whole set.
-
-    Without the samples 0 and 2, the index 1 becomes 3 in the whole set.
-
-    Args:
-        indices: the indices among the samples that are not missing.
-        missing: the indices in the whole set of the samples that are missing.
-    """
-    beyond_last = max(indices, default=-1) + len(missing) + 1
-    still_there = np.setdiff1d(np.arange(beyond_last), list(missing))
-    return set(still_there[list(indices)].tolist())
+def _parse_indices(text: str) -> list[int]:
+    """Return the indices that ``without=`` lists: ``3,7`` gives 3 and 7."""
+    return [int(index) for index in text.split(",")]
 
 
-def _spans_text(indices: Iterable[int]) -> str:
-    """Return indices as text, in which neighbours form a span: 3, 7, 8 and 9 give ``3,7-9``."""
-    spans: list[list[int]] = []  # the first and the last index of each
-    index_before: int | None = None
-
-    # An index that follows the one before prolongs the last span; any other begins a new span of one index.
-    for index in sorted(indices):
-        if index_before is not None and index == index_before + 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-        index_before = index
-    texts = []
-    for first, last in spans:
-        texts.append(str(first) if first == last else f"{first}-{last}")
-    return ",".join(texts)
+def _without_setting(indices: Iterable[int]) -> str:
+    """Return the setting that leaves out these samples, e.g. ``without=3,7``."""
+    listed = ",".join(map(str, sorted(indices)))
+    return f"without={listed}"
 
 
 def _value_of(key: str, text: str) -> Any:
@@ -340,7 +297,7 @@ def _value_of(key: str, text: str) -> Any:
     =========  ===========  =============================================================================
     key        text         value
     =========  ===========  =============================================================================
-    without    ``3,7-9``    first and last index of each span, (3, 3) and (7, 9); no span may descend
+    without    ``3,7``      the indices 3 and 7
     fraction   ``0.2:0.5``  the two bounds as exact fractions; the first below the second, which is at most 1
     part       ``2/4``      (2, 4); the part is one of 1 to 4
     take       ``100``      100; not 0
@@ -351,8 +308,7 @@ def _value_of(key: str, text: str) -> Any:
     if match is None:
         return None
     if key == "without":
-        spans = _parse_spans(text)
-        return spans if all(first <= last for first, last in spans) else None
+        return _parse_indices(text)
     if key == "fraction":
         low, high = map(Fraction, match.groups())
         return (low, high) if low < high <= 1 else None

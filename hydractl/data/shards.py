@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hydractl.data.base import UnreadableSample, reason
-from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable
+from hydractl.data.files import IMAGE_SUFFIXES, EncodedImages, printable, with_numbers_if_repeated
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
-from hydractl.jsonio import MOST_BYTES, parse_json, shown
+from hydractl.jsonio import MOST_BYTES
 
 _IMAGES = tuple(suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES)
 _MEMBER = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)")
 _MOST_PROBLEMS = 20
 
-# A caption is a text or an entry of a small object, so a file with more bytes cannot hold one.
+# A caption is a text, and a file with more bytes none.
 _LARGEST_CAPTION = 1 << 20
 
 
@@ -86,7 +86,7 @@ def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardIm
         spec: the SPEC of the shards. ``?image=`` of its query names the ending of the image files, if a sample has
             several images.
         limit: take only this many samples from the start; None means all.
-        asked: what holds the caption of a sample: the ending of a text file, or ``json.KEY``.
+        asked: the ending of the text files that hold the captions.
 
     Returns:
         The images, and the caption of each, or None where there is none.
@@ -131,7 +131,8 @@ def index_shards(spec: DataSpec, limit: int | None, asked: str) -> tuple[ShardIm
         raise InputError(f"{spec.where}: no images in {count}")
 
     # The last shard may have more samples than are needed.
-    return ShardImages(spec.text, spec.where, ids[:limit], places[:limit]), captions[:limit]
+    different_ids = with_numbers_if_repeated(ids[:limit])  # shards in several folders may have the same name
+    return ShardImages(spec.text, spec.where, different_ids, places[:limit]), captions[:limit]
 
 
 def _list_samples(shard: str) -> dict[str, dict[str, tarfile.TarInfo]]:
@@ -185,42 +186,29 @@ def _choose_image(key: str, members: Mapping[str, tarfile.TarInfo], asked: str |
 
 
 def _read_caption(key: str, members: Mapping[str, tarfile.TarInfo], asked: str, shard: str) -> str | None:
-    """Return the caption of a sample; None if it has no file of a caption, an overlong one, or no such key in it.
+    """Return the caption of a sample; None if it has no file of a caption, or an overlong one.
 
     Args:
         key: the key of the sample, for messages.
         members: the files of the sample by their endings.
-        asked: what holds the caption: the ending of a text file, e.g. ``txt``, or ``json.KEY``.
+        asked: the ending of the text file that holds the caption, e.g. ``txt``.
         shard: the tar file.
 
     Raises:
-        ValueError: if the caption cannot be read.
+        ValueError: if the file is not UTF-8 text.
     """
-    ending, _, json_key = asked.partition(".")
-    member = members.get(ending.lower())
+    member = members.get(asked.lower())
     if member is None or member.size > _LARGEST_CAPTION:
         return None
 
     # The bytes of the file, which stand in the tar file as they are.
-    what = f"the text of {printable(key)}"
     with open(shard, "rb") as file:
         file.seek(member.offset_data)
         content = file.read(member.size)
-
-    # They are the caption, or a JSON object that has it at the key.
     try:
-        text = content.decode("utf-8").strip()
-        if ending.lower() != "json":
-            return text
-        document = parse_json(text, "it")
+        return content.decode("utf-8").strip()
     except UnicodeDecodeError:
-        raise ValueError(f"{what} is not UTF-8 text") from None
-    except InputError as error:
-        raise ValueError(f"{what} cannot be read: {error.message}") from None
-    value = document.get(json_key) if isinstance(document, dict) else None
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{what} is {shown(value)}, which is no text")
-    return value
+        raise ValueError(f"the text of {printable(key)} is not UTF-8 text") from None
 
 
 def _check_end(archive: tarfile.TarFile, shard: str) -> None:

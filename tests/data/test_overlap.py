@@ -77,17 +77,17 @@ def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:
     spec = str(given(tmp_path, "val", IMAGES[:20]).dataset.spec)
     whole = open_data(spec).ids
     shorter = without_places(spec, [3, 7, 8, 9])
-    assert shorter.endswith("?without=3,7-9")
+    assert shorter.endswith("?without=3,7,8,9")
     assert open_data(shorter).ids == [*whole[:3], *whole[4:7], *whole[10:]]
     again = without_places(shorter, [0, 3])  # of what is left: 0 and 4
-    assert again.endswith("?without=0,3-4,7-9")
+    assert again.endswith("?without=0,3,4,7,8,9")
     spelled = shorter.replace(",", "%2C")
     assert open_data(without_places(spelled, [0, 3])).ids == open_data(again).ids
     first = open_data(f"{again}&part=1/2").ids
     second = open_data(f"{again}&part=2/2").ids
     assert set(first) == {*whole[::2]} - {whole[0], whole[4], whole[8]}
     assert set(second) == {*whole[1::2]} - {whole[3], whole[7], whole[9]}
-    for wrong in ("7-3", "20", "x", "0-19"):
+    for wrong in ("3-7", "20", "x", ",".join(map(str, range(20)))):
         with pytest.raises(Exception, match="without"):
             open_data(f"{spec}?without={wrong}")
 

@@ -58,18 +58,16 @@ def test_limit_reads_no_further_shard(shards: Path) -> None:
         open_data(f"captions:{shards}", limit=3)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b'{"said": 1.5}', "is 1.5, which is no text"),
-        (b"{", "cannot be read: "),
-        (b"\xff", "is not UTF-8 text"),
-    ],
-)
-def test_bad_captions(content: bytes, problem: str, tmp_path: Path) -> None:
-    file = shard(tmp_path / "a.tar", {"0.json": content, "0.jpg": png(0)})
-    error = refused(InputError, open_data, f"captions:{file}?caption=json.said")
-    assert error.problems[0].startswith(f"a.tar: the text of 0 {problem}")
+def test_a_caption_that_is_no_text(tmp_path: Path) -> None:
+    file = shard(tmp_path / "a.tar", {"0.txt": b"\xff", "0.jpg": png(0)})
+    error = refused(InputError, open_data, f"captions:{file}")
+    assert error.problems == ["a.tar: the text of 0 is not UTF-8 text"]
+
+
+def test_shards_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        shard(tmp_path / folder / "0.tar", {"0.txt": b"an oak", "0.png": png(len(folder))})
+    assert open_data(f"captions:{tmp_path}/*/0.tar").ids == ["0.tar/0", "0.tar/0#2"]
 
 
 def test_which_image(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hydractl.options.call import gather
 from hydractl.options.command import Command
 from hydractl.options.verbs import declared
 
-VAL = DataSpec.of_option("--val", "a b.npz?part=2/2&without=3-5")
+VAL = DataSpec.of_option("--val", "a b.npz?part=2/2&without=3,5")
 COMMANDS = [
     Command("prune", ("vit.st",), {"method": "taylor", "remove": 3, "max_drop": 0.1 + 0.2, "data": VAL, "force": True}),
     Command("prune", ("vit.st",), {"circuit": "c.json", "remove": "auto", "with_mask": "m.json", "share_sites": 2}),

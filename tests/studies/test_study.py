@@ -697,7 +697,7 @@ def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
     assert "1 of 27 samples of --val are among the 30 of --train, and left out of --val" in error
     assert "1 samples of --val are in one half of it and again in the other" in error
     used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
-    assert "again.npz?without=25-26&part=2/2" in used and all("without=25-26" in word for word in used)
+    assert "again.npz?without=25,26&part=2/2" in used and all("without=25,26" in word for word in used)
 
 
 def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
