@@ -114,9 +114,9 @@ def test_heads_that_do_not_divide_the_width(tmp_path: Path) -> None:
 
 @pytest.mark.fault(93)
 def test_layers_without_tensors(tmp_path: Path) -> None:
-    """Each takes a library milliseconds, however small it is."""
+    """They are missed before anything is drawn for them."""
     folder = with_config(published("llama", tmp_path / "llama"), num_hidden_layers=255)
-    with pytest.raises(InputError, match="asks for 2,298 tensors, and 30 are stored"):
+    with pytest.raises(InputError, match="does not hold the weights of LlamaForSequenceClassification"):
         open_source(str(folder))
 
 

@@ -297,7 +297,7 @@ def drawn_model(config: LibraryConfig) -> Any:
         settings["model_type"] = model_class.config_class.model_type
         library_config = model_class.config_class.from_dict(settings)
         _check_config(library_config, name)
-        attends_by = implementation(model_class)
+        attends_by = "sdpa" if model_class._supports_sdpa else "eager"
         model = model_class._from_config(library_config, attn_implementation=attends_by, dtype=torch.float32)
         model.base_model.warn_if_padding_and_no_attention_mask = _no_warning
         if is_body:
@@ -309,11 +309,6 @@ def drawn_model(config: LibraryConfig) -> Any:
 
 def _no_warning(*_: Any) -> None:
     """Do nothing. This replaces a warning of GPT-2 that reads the values of inputs, which meta tensors do not have."""
-
-
-def implementation(model_class: Any) -> str:
-    """Return transformers' name of the attention implementation to use for a class: ``sdpa`` if possible."""
-    return "sdpa" if model_class._supports_sdpa else "eager"
 
 
 def absent_from(config: LibraryConfig, names: Sequence[str]) -> list[str]:

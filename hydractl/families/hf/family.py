@@ -205,9 +205,8 @@ class HFEncoder(ModelFamily):
         tensors: TensorSource = weights
         unused_names: list[str] = []
         if set(weights.names()) != set(model.state_dict()):
-            # The file has names of an older version, belongs to a body, or does not fit the model. transformers
-            # converts the names in the first two cases, and reports the differences in the third.
-            tensors, unused_names = converted_weights(weights, folder, model, lacks_heads=bool(removed))
+            # The file has names of an older version, belongs to a body, or does not fit the model.
+            tensors, unused_names = converted_weights(weights, model)
 
         # The tokenizer or image processor, and the class names.
         preprocess = preprocessing_in(folder, model)

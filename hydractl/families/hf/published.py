@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from hydractl.errors import InputError
 from hydractl.families.config_json import LibraryConfig, Preprocessing, are_whole_numbers
@@ -20,17 +20,15 @@ from hydractl.families.hf import clip
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
     class_name,
-    implementation,
     is_decoder,
-    quiet,
     towers_of,
     without_traces,
 )
 from hydractl.families.hf.images import image_preprocess
 from hydractl.families.hf.texts import text_preprocess
-from hydractl.families.reading import folder_for_library, refused_as
-from hydractl.files.checkpoint import DictTensors, TensorSource
-from hydractl.files.header import TensorInfo, torch_dtype
+from hydractl.families.meta_device import plain_sizes
+from hydractl.files.checkpoint import MappedTensors, TensorSource
+from hydractl.files.header import TensorInfo, meta_tensor, tensor_info
 from hydractl.jsonio import shown
 
 _NEVER = (
@@ -48,10 +46,6 @@ _PROCESSORS = {
     "metaclip_2": "CLIPImageProcessor",
     "siglip": "SiglipImageProcessor",
 }
-_MOST_TIMES = 4
-"""A model may be so many times as large as its weights, whose heads may have been cut out."""
-_FEW_PARAMETERS = 1 << 24
-_FEW_TENSORS = 1000
 # The beginnings of the names of tensors that belong to the head of another task. Poolers are included: a pooler appears
 # here only if the classifier of the same encoder has none.
 _OTHER_TASKS = (
@@ -96,170 +90,53 @@ def kept_config(published: LibraryConfig, origin: str) -> dict[str, object]:
     return config
 
 
-def converted_weights(
-    weights: TensorSource, folder: Path, model: Any, *, lacks_heads: bool = False
-) -> tuple[DictTensors, list[str]]:
-    """Return weights by the names of the installed transformers, which converts older ones, in the dtypes of the file.
+def converted_weights(weights: TensorSource, model: Any) -> tuple[MappedTensors, list[str]]:
+    """Return weights by the names of the installed transformers, whose rules convert older ones; nothing is read yet.
 
     Args:
-        weights: the weights of the folder; their names may be those of an older version.
-        folder: the published folder.
-        model: transformers' model on the meta device, which has the expected names and shapes.
-        lacks_heads: whether some tensors are smaller, since heads were cut out of them; these come as they are stored.
+        weights: the weights of a folder; their names may be those of an older version.
+        model: transformers' model on the meta device, which has the expected names.
 
     Returns:
-        The weights by the names of the installed version. For a body (an encoder without a classifier) also the names
-        of the tensors in the file that belong to the head of another task and are left out; otherwise an empty list.
-
-    Raises:
-        InputError: with up to 40 tensors that are missing, unexpected or have another shape; or if the model is far
-            larger than the weights.
+        The weights. For a body (an encoder without a classifier) also the names of the tensors in the file that belong
+        to the head of another task and are left out; otherwise an empty list.
     """
-    infos = {name: weights.info(name) for name in weights.names()}
-    _check_size(model, list(infos.values()), folder)
-    dtypes_in_file = {info.dtype for info in infos.values()}
-    is_body = not model.config.num_labels
-    loaded_model, report = _read_by_library(folder, model, is_body, wide="F64" in dtypes_in_file)
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    expected = model.state_dict()
 
-    # The library draws tensors of another shape at random: those of layers that lack heads are read here.
-    read_tensors = loaded_model.state_dict()
-    if lacks_heads:
-        unknown = []
-        for mismatch in report["mismatched_keys"]:
-            name, _, _ = mismatch
-            name_in_file = _name_in_file(name, read_tensors[name], loaded_model, infos)
-            if name_in_file is None:
-                unknown.append(mismatch)
-            else:
-                read_tensors[name] = weights.read(name_in_file)
-        report["mismatched_keys"] = unknown
+    def converted(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        """Return what a tensor of the file becomes: itself under another name, or several parts by their names."""
+        new_name, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
+        if pattern is None or name in expected:
+            return {name if name in expected else new_name: tensor}
+        rule = copy.deepcopy(next(converter for converter in converters if pattern in converter.source_patterns))
+        rule.add_tensor(new_name, name, pattern, tensor)
+        parts: Mapping[str, Any] = rule.convert(new_name, model=model, config=model.config)
+        return {part_name: part[0] if isinstance(part, list) else part for part_name, part in parts.items()}
 
-    # Compare the names that were read with those of the model.
-    expected_names = set(model.state_dict())
-    missing_names = set(report["missing_keys"])
-    unexpected_names = set(report["unexpected_keys"])
-    left_out: list[str] = []
-    if is_body:
-        # transformers loads a body as a classifier, and reports the classifier's tensors as missing.
-        missing_names &= expected_names
-        left_out = sorted(name for name in unexpected_names if re.match(_OTHER_TASKS, name))
-    problems = _loading_problems(missing_names, unexpected_names - set(left_out), report)
-    if problems:
-        raise InputError(
-            f"{folder} does not hold the weights of {type(model).__name__}",
-            problems=problems[:40],
-        )
+    infos: dict[str, TensorInfo] = {}
+    name_in_file: dict[str, str] = {}
+    with plain_sizes():
+        for name in weights.names():
+            for new_name, tensor in converted(name, meta_tensor(weights.info(name))).items():
+                infos[new_name] = tensor_info(tensor)
+                name_in_file[new_name] = name
 
-    # transformers loaded everything in one dtype. Give each tensor the dtype that it has in the file.
-    tensors = {}
-    for name, tensor in read_tensors.items():
-        if name not in expected_names:
-            continue
-        if len(dtypes_in_file) == 1:
-            dtype = torch_dtype(next(iter(infos.values())))
-        else:
-            # Made from several tensors of the file, or from a part of one, it stays as transformers loaded it.
-            name_in_file = _name_in_file(name, tensor, loaded_model, infos)
-            dtype = tensor.dtype if name_in_file is None else torch_dtype(infos[name_in_file])
-        tensors[name] = tensor.to(dtype)
-    return DictTensors(tensors), left_out
+    # Tensors that the library never takes from a file, such as the positions that older versions have stored.
+    unknown = SimpleNamespace(missing_keys=set(), unexpected_keys=infos.keys() - expected.keys())
+    model._adjust_missing_and_unexpected_keys(unknown)
+    left_out = []
+    if not model.config.num_labels:
+        left_out = sorted(name for name in unknown.unexpected_keys if re.match(_OTHER_TASKS, name))
+    taken = (expected.keys() | unknown.unexpected_keys) - set(left_out)
+    taken_infos = {name: info for name, info in infos.items() if name in taken}
 
+    def read(name: str) -> Tensor:
+        return converted(name_in_file[name], weights.read(name_in_file[name]))[name]
 
-def _check_size(model: Any, infos: Sequence[TensorInfo], folder: Path) -> None:
-    """Raise an error if a model is far larger than the weights of its folder.
-
-    transformers would draw all missing weights at random, so a small folder could fill the memory. What counts is the
-    number of parameters, and that of tensors, each of which takes the library milliseconds.
-
-    Args:
-        model: transformers' model on the meta device.
-        infos: the tensors of the folder.
-        folder: for the message.
-
-    Raises:
-        InputError: with both numbers.
-    """
-    sizes = [parameter.numel() for parameter in model.parameters()]
-    stored = sum(math.prod(info.shape) for info in infos)
-    # What the model asks for, what is stored, how many are always allowed, and their name.
-    counts = [
-        (sum(sizes), stored, _FEW_PARAMETERS, "parameters"),
-        (len(sizes), len(infos), _FEW_TENSORS, "tensors"),
-    ]
-    for asked, there, few, things in counts:
-        if asked > max(_MOST_TIMES * there, few):
-            raise InputError(
-                f"{folder} does not hold the weights of {type(model).__name__}: its configuration asks for "
-                f"{asked:,} {things}, and {there:,} are stored"
-            )
-
-
-def _read_by_library(folder: Path, model: Any, is_body: bool, wide: bool) -> tuple[Any, Any]:
-    """Return the model that transformers loads from a folder, and its report of names that do not fit.
-
-    Args:
-        folder: the published folder.
-        model: a model of the same class and configuration.
-        is_body: whether the model has no classifier. It is then loaded as a classifier with 2 classes.
-        wide: whether to load in float64, because the file has such tensors, else in float32.
-
-    Returns:
-        The loaded model, and transformers' report with the missing, unexpected and mismatched names.
-    """
-    config = copy.deepcopy(model.config)
-    if is_body:
-        config.num_labels = 2
-    # transformers draws missing tensors at random; forking keeps the state of the caller's generator. It is shown a
-    # folder with the files of weights alone, because it would look at others, too: an adapter's may name another model.
-    with (
-        folder_for_library(_files_of_weights(folder), {}) as seen,
-        refused_as(f"transformers cannot read the weights in {folder}"),
-        quiet(),
-        torch.random.fork_rng(devices=[]),
-    ):
-        return type(model).from_pretrained(
-            str(seen),
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float64 if wide else torch.float32,
-            attn_implementation=implementation(type(model)),
-            ignore_mismatched_sizes=True,  # report all of them instead of raising an error at the first
-            output_loading_info=True,
-        )
-
-
-def _files_of_weights(folder: Path) -> list[Path]:
-    """Return the files that hold the weights of a folder: one, or several and their index."""
-    weights = folder / "model.safetensors"
-    if weights.exists():
-        return [weights]
-    return [folder / f"{weights.name}.index.json", *folder.glob("*.safetensors")]
-
-
-def _loading_problems(missing: Iterable[str], unexpected: Iterable[str], report: Any) -> list[str]:
-    """Return one line for each problem with the tensors that transformers has loaded.
-
-    Args:
-        missing: names of tensors that the model has and the file does not have.
-        unexpected: names of tensors that the file has and the model does not have.
-        report: transformers' report. ``mismatched_keys`` has the name, the shape in the file and the expected shape of
-            each tensor of another shape; ``error_msgs`` may have further messages.
-    """
-    problems = [f"missing tensor {shown(name, 200)}" for name in sorted(missing)]
-    problems += [f"unexpected tensor {shown(name, 200)}" for name in sorted(unexpected)]
-    for name, shape, expected_shape in sorted(report["mismatched_keys"]):
-        problems.append(f"tensor {shown(name, 200)} is {list(shape)}, expected {list(expected_shape)}")
-    problems += [shown(message, 200) for message in report.get("error_msgs", ())]
-    return problems
-
-
-def _name_in_file(name: str, tensor: Tensor, loaded: Any, infos: Mapping[str, TensorInfo]) -> str | None:
-    """Return the name that a tensor has in the file; None if it was made of several or of a part of one."""
-    published_names = revert_weight_conversion(loaded, {name: tensor})
-    names_in_file = [published for published in published_names if published in infos]
-    return names_in_file[0] if len(names_in_file) == 1 else None
+    return MappedTensors(taken_infos, read), left_out
 
 
 def preprocessing_in(folder: Path, model: Any) -> Preprocessing:
