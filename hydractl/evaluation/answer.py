@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydractl.evaluation import mc_dropout
@@ -18,10 +18,6 @@ from hydractl.metrics.feature_scores.scores import FEATURE_SCORES
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.rows import id_block, means_of, row_keys
 from hydractl.metrics.samples import Samples
-
-_KEYED_BY_DATA = ("ood", "diversity", "scores", "ood_flagged", "corruptions", "seen")
-"""The objects in a row whose keys are names of data sets or groups, for which there are no sentences."""
-
 
 ByCorruption = Mapping[str, Mapping[str, SeverityMetrics]]
 """Metrics by corruption and then by severity."""
@@ -186,7 +182,7 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
-    """Return the object ``conventions`` of an answer: sentences that explain the numbers in the rows, by key.
+    """Return the object ``conventions`` of an answer: a sentence on every key that a row may have, by the key.
 
     Beside them it has a sentence for each OOD score (``ood_scores``), the name of the leading OOD score
     (``ood_score``), and by the name of the model its ``max_length`` and ``prompt``, where it has them.
@@ -195,14 +191,7 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
         rows: all rows of the answer.
         models: the models of the rows.
     """
-    # A sentence for every key that has a value in some row.
-    keys_in_rows = {"probability"}
-    for row in rows:
-        keys_in_rows.update(_keys_with_value(row.to_dict()))
-    explained: dict[str, object] = {}
-    for key, sentence in sentences().items():
-        if key in keys_in_rows:
-            explained[key] = sentence
+    explained: dict[str, object] = {**sentences()}
 
     # The OOD scores. The leading score is one name, or one for each row if rows differ.
     score_names = [row.ood_score for row in rows if row.ood_score is not None]
@@ -223,37 +212,3 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
             if value is not None:
                 settings_by_model.setdefault(key, {})[model.name] = value
     return {**explained, **settings_by_model}
-
-
-def _keys_with_value(value: Any, *, of_data: bool = False) -> Iterator[str]:
-    """Yield the keys that have a value, at any depth of nested objects and lists; names of data sets are skipped.
-
-    For example ``id`` and ``nll`` of ``{"id": {"nll": 0.5, "ece": None}}``.
-
-    Args:
-        value: an object, a list of objects, or anything else, which has no keys.
-        of_data: whether the keys of the object are names of data sets.
-    """
-    if isinstance(value, list):
-        for item in value:
-            yield from _keys_with_value(item)
-    if not isinstance(value, Mapping):
-        return
-    for key, inner in value.items():
-        if not _has_value(inner):
-            continue
-        if of_data:  # the key is a name
-            yield from _keys_with_value(inner)
-            continue
-        yield key
-        if key != "errors":  # one sentence explains all metrics in this object
-            yield from _keys_with_value(inner, of_data=key in _KEYED_BY_DATA)
-
-
-def _has_value(value: Any) -> bool:
-    """Return whether a value has anything but None in it, at any depth; an empty list or object does not."""
-    if isinstance(value, Mapping):
-        return any(_has_value(item) for item in value.values())
-    if isinstance(value, list):
-        return bool(value)
-    return value is not None

@@ -64,24 +64,18 @@ def means(answers: Answers, over: Literal["seed", "data"]) -> EvalAnswer:
     Raises:
         InputError: the answers do not belong together, or no row has two runs.
     """
-    # Check that the answers and the runs of each row belong together.
-    if over == "seed":
-        _check_same_data(answers)
-    else:
-        _check_other_data(answers)
+    _check_data(answers, over)
     runs_by_name = _runs_by_row_name(answers, over)
-    for name, runs in runs_by_name.items():
-        _check_same_settings(name, runs, over)
-    most_runs = max(map(len, runs_by_name.values()))
-    if most_runs == 1:
+    if all(len(runs) == 1 for runs in runs_by_name.values()):
         hint = "name the rows of one method alike: deep#0, deep#1, ..., or deep in each answer"
         raise InputError("every row has one run, and there is nothing to take means of", hint=hint)
-
+    for name, runs in runs_by_name.items():
+        _check_same_settings(name, runs, over)
     return EvalAnswer(
         over=over,
         models=[mean_row(name, [run.row for run in runs]) for name, runs in runs_by_name.items()],
         test=_test_sets(answers),
-        conventions=_shared_conventions(answers, over),
+        conventions=_in_common([answer.conventions for answer in answers.values()]),
         warnings=_all_warnings(answers),
     )
 
@@ -94,61 +88,35 @@ def _set_names(answers: Answers) -> list[str]:
     return list(dict.fromkeys(name for answer in answers.values() for name in answer.test))
 
 
-def _fingerprint(answer: EvalAnswer, path: str, name: str) -> str:
-    """Return the fingerprint of a test set of an answer.
+def _check_data(answers: Answers, over: str) -> None:
+    """Raise an error unless all answers have the same test sets, or over data sets each has other ID data.
 
-    Args:
-        answer: the answer.
-        path: its file, for the message.
-        name: the name of the test set.
+    Sets are compared by their fingerprints. Over data sets, all answers must have rows of the same names.
 
     Raises:
-        InputError: the answer does not have the set, or holds means over data sets.
-    """
-    data = answer.test.get(name)
-    if data is not None and data.fingerprint is not None:
-        return data.fingerprint
-    again = "means over data sets are not taken again"
-    hint = again if name == "id" else "measure all answers on the same test sets"
-    raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
-
-
-def _check_same_data(answers: Answers) -> None:
-    """Raise an error unless all answers have the same test sets, by their fingerprints, and none holds means.
-
-    Raises:
-        InputError: a test set is missing or different in some answer, or an answer holds means over runs.
-    """
-    first, *others = answers
-    for name in dict.fromkeys(["id", *_set_names(answers)]):
-        fingerprint = _fingerprint(answers[first], first, name)
-        for path in others:
-            if _fingerprint(answers[path], path, name) != fingerprint:
-                hint = "of other data sets, take means with --over data"
-                raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
-    for path, answer in answers.items():
-        if answer.over is not None:
-            hint = "give the answers that it was made from"
-            raise InputError(f"{path} holds means over runs already", hint=hint)
-
-
-def _check_other_data(answers: Answers) -> None:
-    """Raise an error unless each answer has other ID data, and all answers have rows of the same names.
-
-    Raises:
-        InputError: two answers have the same ID data, or rows of different names.
+        InputError: two answers do not belong together, or one holds means already, but those over seeds have a mean
+            over data sets.
     """
     first, *_ = answers
-    names_in_first = answers[first].names
-    path_of_data: dict[str, str] = {}
+    names = ["id"] if over == "data" else list(dict.fromkeys(["id", *_set_names(answers)]))
+    path_by_set: dict[tuple[str, str], str] = {}  # the first answer that has a test set, by its name and fingerprint
     for path, answer in answers.items():
-        fingerprint = _fingerprint(answer, path, "id")
-        if fingerprint in path_of_data:
-            earlier = path_of_data[fingerprint]
-            hint = "of several seeds, take means with --over seed"
-            raise InputError(f"{path} and {earlier} have the same ID data", hint=hint)
-        path_of_data[fingerprint] = path
-        if set(answer.names) != set(names_in_first):
+        if answer.over is not None and (over, answer.over) != ("data", "seed"):
+            raise InputError(f"{path} holds means over runs already", hint="give the answers that it was made from")
+        for name in names:
+            data = answer.test.get(name)
+            if data is None or data.fingerprint is None:
+                hint = "measure all answers on the same test sets"
+                raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
+            path_of_set = path_by_set.setdefault((name, data.fingerprint), path)
+            if over == "seed" and path_of_set != first:
+                hint = "of other data sets, take means with --over data"
+                raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
+            if over == "data" and path_of_set != path:
+                hint = "of several seeds, take means with --over seed"
+                raise InputError(f"{path} and {path_of_set} have the same ID data", hint=hint)
+        names_in_first = answers[first].names
+        if over == "data" and set(answer.names) != set(names_in_first):
             here, there = ", ".join(answer.names), ", ".join(names_in_first)
             raise InputError(f"the rows of {path} are {here}, and those of {first} {there}")
 
@@ -165,20 +133,15 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
     runs_by_name: dict[str, list[Run]] = {}
     for path, answer in answers.items():
         for row in answer.models:
-            name = _shared_name(row.name, over)
+            if over == "data":
+                runs_by_name.setdefault(row.name, []).append(Run(path, row))
+                continue
+            name, _, _ = row.name.partition("#")
             runs = runs_by_name.setdefault(name, [])
-            # Over seeds, the same model with the same figures is the same run. Over data sets, every row is a run.
             earlier = [run.row for run in runs if run.row.sha256 == row.sha256]
-            figures = _figures_as_json(row)
-            is_repeated = any(_figures_as_json(other) == figures for other in earlier)
-            if over != "seed" or not is_repeated:
+            if _figures_as_json(row) not in map(_figures_as_json, earlier):
                 runs.append(Run(path, row))
     return runs_by_name
-
-
-def _shared_name(name: str, over: str) -> str:
-    """Return the name that the runs of a row share: over seeds the part before ``#``, else the whole name."""
-    return name.partition("#")[0] if over == "seed" else name
 
 
 def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
@@ -195,19 +158,17 @@ def _check_same_settings(name: str, runs: Sequence[Run], over: str) -> None:
     first, *others = runs
     settings_of_first = _settings_to_agree_on(first.row, over)
     for run in others:
-        settings = _settings_to_agree_on(run.row, over)
-        for key, value in settings_of_first.items():
-            if settings[key] == value:
-                continue
-            value_in_run = f"{settings[key]!r} in {run.path}"
-            value_in_first = f"{value!r} in {first.path}"
-            hint = "measure all runs with the same options of eval"
-            raise InputError(f"{name}: {key} is {value_in_run}, and {value_in_first}", hint=hint)
+        for key, value in _settings_to_agree_on(run.row, over).items():
+            if value != settings_of_first[key]:
+                in_both = f"{value!r} in {run.path}, and {settings_of_first[key]!r} in {first.path}"
+                hint = "measure all runs with the same options of eval"
+                raise InputError(f"{name}: {key} is {in_both}", hint=hint)
 
 
 _SETTINGS = (
     "ood_score",
     "calibration.kind",
+    "calibration.temperature",
     "conformal.method",
     "conformal.alpha",
     "threshold.score",
@@ -235,25 +196,16 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         over: ``seed`` or ``data``, what the runs differ in.
     """
     document = row.to_dict()
-    settings = {key: _value_at(document, key) for key in _SETTINGS}
-
+    settings: dict[str, object] = {"the number of members": max(1, len(row.members or ()))}
+    for key in _SETTINGS if over == "data" else (*_SETTINGS, *_SETTINGS_OF_SEEDS):
+        value = value_at(document, key)
+        settings[key] = None if value is MISSING else value
     # A given temperature is a setting; a fitted temperature is a figure of the run and may differ.
-    was_fitted = _value_at(document, "calibration.fitted_on") is not None
-    settings["calibration.temperature"] = None if was_fitted else _value_at(document, "calibration.temperature")
-    settings["the number of members"] = max(1, len(row.members or ()))
-    if over == "data":
-        return settings
-
-    # Runs over seeds must also have been fitted and measured on the same data sets.
-    settings |= {key: _value_at(document, key) for key in _SETTINGS_OF_SEEDS}
-    settings["the group of OOD sets"] = {name: measured.group for name, measured in row.ood.items()}
+    if row.calibration is not None and row.calibration.fitted_on is not None:
+        settings["calibration.temperature"] = None
+    if over == "seed":
+        settings["the group of OOD sets"] = {name: measured.group for name, measured in row.ood.items()}
     return settings
-
-
-def _value_at(document: Mapping[str, object], key: str) -> object:
-    """Return the value of a dotted key, such as ``mc_dropout.p``; None if there is none."""
-    value = value_at(document, key)
-    return None if value is MISSING else value
 
 
 # --- the row of means -------------------------------------------------------------------------------------------------
@@ -267,8 +219,8 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> EvalRow:
     """
     deviations: dict[str, float] = {}  # filled by _means()
     means_of_runs = _means([_figures_as_json(run) for run in runs], deviations)
-    documents = [run.to_dict() for run in runs]
-    facts = _in_common([{key: document[key] for key in _FACTS if key in document} for document in documents])
+    in_common = _in_common([run.to_dict() for run in runs])
+    facts = {key: value for key, value in in_common.items() if key in _FACTS}
     most_seen: dict[str, int] = {}  # of any run, by data set
     for run in runs:
         for data_set, count in run.seen.items():
@@ -343,18 +295,6 @@ def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
         else:
             sets |= {f"{name}#{index}": entry for index, entry in enumerate(entries)}
     return sets
-
-
-def _shared_conventions(answers: Answers, over: str) -> dict[str, object]:
-    """Return the conventions that are the same in all answers; row names in them become the names that runs share."""
-    of_answers: list[dict[str, object]] = []
-    for answer in answers.values():
-        renamed: dict[str, object] = dict(answer.conventions)
-        for key, said in answer.conventions.items():
-            if isinstance(said, Mapping):  # by the name of a row
-                renamed[key] = {_shared_name(name, over): text for name, text in said.items()}
-        of_answers.append(renamed)
-    return _in_common(of_answers)
 
 
 def _in_common(documents: Sequence[Mapping[str, object]]) -> dict[str, object]:

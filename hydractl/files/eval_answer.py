@@ -288,7 +288,7 @@ class EvalAnswer(Result):
     val: DataSetRecord | None = optional("The validation data that something was chosen on.")
     ood_val: Mapping[str, DataSetRecord] | None = optional("By name the OOD validation sets that it was chosen on.")
     train: DataSetRecord | None = optional("The training data that OOD scores were fitted to.")
-    conventions: Conventions = optional("A sentence on each metric that is in the rows.", {})
+    conventions: Conventions = optional("A sentence on each metric that a row may have.", {})
     bootstrap: BootstrapOptions | None = optional("How intervals were drawn.")
     over: Literal["seed", "data"] | None = optional("What the runs of a row differ in.")
     samples: Mapping[str, Count] | None = optional("Number of samples of each data set; of a dry run.")

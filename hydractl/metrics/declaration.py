@@ -41,8 +41,6 @@ class Metric:
         words: its name in a sentence.
         direction: which is better, ``higher`` or ``lower``; empty if neither is.
         digits: the number of digits after the point, in tables.
-        place: its column among the metrics of its kind, if that is not the order of declaration; low numbers come
-            first.
         parts: the keys of its numbers below ``key``, if it has several numbers.
         by_severity: whether it is also computed for each corruption at each severity (only ``id``).
         biased: whether noise makes it larger, as it does a distance, so that it is higher on resamples than on the
@@ -57,7 +55,6 @@ class Metric:
     words: str = ""
     direction: Literal["higher", "lower", ""] = ""
     digits: int = 4
-    place: int = 100
     parts: tuple[str, ...] = ()
     by_severity: bool = False
     biased: bool = False
@@ -111,15 +108,12 @@ def metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """
     every = list(_declared_here())
     every += _declared_by_plugins()
-    metrics_of_kind = [declared for declared in every if declared.kind == kind]
-    return tuple(metrics_of_kind)
+    return tuple(declared for declared in every if declared.kind == kind)
 
 
 def table_metrics(kind: MetricKind) -> tuple[Metric, ...]:
     """Return the metrics of a kind that have a column in tables, from left to right."""
-    with_column = [declared for declared in metrics(kind) if declared.label]
-    with_column.sort(key=lambda declared: declared.place)
-    return tuple(with_column)
+    return tuple(declared for declared in metrics(kind) if declared.label)
 
 
 def _declared_here() -> Iterator[Metric]:

@@ -75,13 +75,13 @@ class OrderedAnswers:
         return Answers(curve, Resample(self._by_score, counts), by_probability)
 
 
-@metric("errors", label="err AUROC", words="AUROC of wrong answers", direction="higher", place=0)
+@metric("errors", label="err AUROC", words="AUROC of wrong answers", direction="higher")
 def auroc(answers: Answers) -> float | None:
     """Probability that a wrong answer scores higher than a right one, ties counted half (rank-based)."""
     return _on_curve(ood.auroc, answers)
 
 
-@metric("errors", label="err FPR95", words="FPR95 of wrong answers", direction="lower", place=1)
+@metric("errors", label="err FPR95", words="FPR95 of wrong answers", direction="lower")
 def fpr95(answers: Answers) -> float | None:
     """Share of right answers at or above the highest threshold that flags at least 95 % of the wrong ones; samples of
     equal score are flagged together.
@@ -89,13 +89,13 @@ def fpr95(answers: Answers) -> float | None:
     return _on_curve(ood.fpr95, answers)
 
 
-@metric("errors", label="err AUPR", words="AUPR of wrong answers", direction="higher", place=2)
+@metric("errors", label="err AUPR", words="AUPR of wrong answers", direction="higher")
 def aupr(answers: Answers) -> float | None:
     """Area under the precision-recall curve with wrong answers positive: average precision, step-wise."""
     return _on_curve(ood.aupr, answers)
 
 
-@metric("errors", label="err AURC", words="area under the risk-coverage curve by the score", direction="lower", place=3)
+@metric("errors", label="err AURC", words="area under the risk-coverage curve by the score", direction="lower")
 def aurc(answers: Answers) -> float | None:
     """Area under the risk-coverage curve: mean over i = 1..N of the error rate among the i samples of lowest score;
     samples of equal score stay in data order.

@@ -148,7 +148,7 @@ def curve_of(id_scores: np.ndarray, ood_scores: np.ndarray) -> Curve | None:
     return Thresholds(id_scores, ood_scores).curve(each_once(len(id_scores)), each_once(len(ood_scores)))
 
 
-@metric("ood", label="AUROC", words="chance that OOD scores above ID", direction="higher", place=0)
+@metric("ood", label="AUROC", words="chance that OOD scores above ID", direction="higher")
 def auroc(curve: Curve) -> float:
     """Probability that an OOD sample scores higher than an ID sample, ties counted half (rank-based).
 
@@ -164,7 +164,7 @@ def auroc(curve: Curve) -> float:
     return twice_u / (2 * curve.negatives * curve.positives)
 
 
-@metric("ood", label="FPR95", words="share of ID flagged where 95 % of OOD are", direction="lower", place=1)
+@metric("ood", label="FPR95", words="share of ID flagged where 95 % of OOD are", direction="lower")
 def fpr95(curve: Curve) -> float:
     """Share of ID samples at or above the highest threshold that flags at least 95 % of the OOD samples; samples of
     equal score are flagged together.
@@ -202,7 +202,7 @@ def fpr95_nearest(curve: Curve) -> float:
     return id_flagged / curve.negatives
 
 
-@metric("ood", label="AUPR", words="AUPR", direction="higher", place=2)
+@metric("ood", label="AUPR", words="AUPR", direction="higher")
 def aupr(curve: Curve) -> float:
     """Area under the precision-recall curve with OOD positive: average precision, step-wise.
 

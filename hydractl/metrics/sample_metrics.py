@@ -28,14 +28,21 @@ SHARES = (80, 90, 95)
 """The percentages of most confident samples on which ``accuracy_at`` is measured."""
 
 
-@metric("id", label="acc", words="accuracy", direction="higher", place=0, by_severity=True)
+@metric("id", label="acc", words="accuracy", direction="higher", by_severity=True)
 def accuracy(samples: Labelled) -> float:
     """Share of samples whose most probable class (the lowest index on a tie) is the label."""
     correct = samples.total("correct")
     return correct / len(samples)
 
 
-@metric("id", label="Brier", words="Brier score", direction="lower", place=2, by_severity=True)
+@metric("id", label="NLL", words="negative log likelihood", direction="lower")
+def nll(samples: Labelled) -> float:
+    """Mean of -log p_y in nats, computed from the logits by log-sum-exp over members."""
+    # 0.0 - x, because -x of a perfect prediction would be a negative zero in the JSON.
+    return 0.0 - samples.mean("label_log_probs")
+
+
+@metric("id", label="Brier", words="Brier score", direction="lower", by_severity=True)
 def brier(samples: Labelled) -> float:
     """Mean over samples of the sum over classes of (p_k - 1[y = k])^2, from 0 to 2.
 
@@ -44,14 +51,7 @@ def brier(samples: Labelled) -> float:
     return samples.mean("brier_terms")
 
 
-@metric("id", label="NLL", words="negative log likelihood", direction="lower", place=1)
-def nll(samples: Labelled) -> float:
-    """Mean of -log p_y in nats, computed from the logits by log-sum-exp over members."""
-    # 0.0 - x, because -x of a perfect prediction would be a negative zero in the JSON.
-    return 0.0 - samples.mean("label_log_probs")
-
-
-@metric("id", label="ECE", words="calibration error", direction="lower", place=3, by_severity=True, biased=True)
+@metric("id", label="ECE", words="calibration error", direction="lower", by_severity=True, biased=True)
 def ece(samples: Labelled) -> float:
     """Top-label l1 calibration error, 15 equal-width bins [k/15, (k+1)/15), the last one closed: sum over bins of
     n_b/N * |accuracy_b - mean confidence_b|.
@@ -68,7 +68,7 @@ def ece(samples: Labelled) -> float:
     return _weighted_gap(confidences, corrects, len(samples))
 
 
-@metric("id", label="AECE", words="ECE (equal mass)", direction="lower", place=4, biased=True)
+@metric("id", label="AECE", words="ECE (equal mass)", direction="lower", biased=True)
 def aece(samples: Labelled) -> float:
     """The same sum over 15 equal-mass bins: samples sorted by confidence, ascending, and split into 15 runs whose
     sizes differ by at most one, the larger ones first (numpy.array_split); of equally confident ones (to 1e-6) in
@@ -112,7 +112,7 @@ def _shared_within_ties(confidence: Floats, correct: NDArray[np.bool_], ends: ND
     return shares
 
 
-@metric("id", label="AURC", words="area under the risk-coverage curve", direction="lower", place=5)
+@metric("id", label="AURC", words="area under the risk-coverage curve", direction="lower")
 def aurc(samples: Labelled) -> float:
     """Area under the risk-coverage curve: mean over i = 1..N of the error rate among the i most confident samples;
     samples of equal confidence stay in data order.
