@@ -124,8 +124,6 @@ def tested() -> dict[str, list[str]]:
     for name in pico_clip.CLIP:
         found.setdefault(_towers(pico_clip.clip_config(name)), ["pico weights"])
     for name, (variant, _, _) in published.NAMED.items():
-        if variant in pico.TORCHVISION:
-            continue
         kind = type(_built(name)).__name__ if variant in pico.TIMM else _towers(open_clip.get_model_config(name))
         found.setdefault(kind, []).append(f"`{name}` as shapes")
     for name in published.CLASSES:

@@ -52,10 +52,6 @@ TIMM = {
     "rope-qk-norm": f"vit_small_patch16_rope_224?{SMALL}&qk_norm=true",
 }
 
-TORCHVISION = {
-    "torchvision": "vit_b_16?pretrained=0&image_size=16&patch_size=8&hidden_dim=24&num_layers=3&num_heads=3&mlp_dim=32"
-    "&num_classes=5",
-}
 
 _TEXT = {
     "vocab_size": 40,
@@ -181,7 +177,7 @@ features are those of the place where it ends, and labels of the same length wou
 DECODERS = ("phi3", "arcee", "smollm3", "ministral", "seed-oss", "starcoder2", "stablelm")
 MORE = ("deberta-v2", "hf-metaclip2", *DECODERS)
 """Of a mechanism that another model of :data:`VARIANTS` has too: in few tests, and marked long."""
-VARIANTS = [name for name in (*TIMM, *TORCHVISION, *HF, *CLIP) if name not in MORE]
+VARIANTS = [name for name in (*TIMM, *HF, *CLIP) if name not in MORE]
 RELATIVE = ("beit", "swin", "deberta-v3")
 """The models whose heads have terms of their own, which never run as batched products."""
 
@@ -190,11 +186,6 @@ _TIMM_PARTS = {
     "mlp": r"(layers\.\d\.)?blocks\.\d+\.mlp\.",
     "norm": r"(layers\.\d\.)?(blocks\.\d+\.norm[12]|downsample\.norm)\.|(norm|norm_pre|fc_norm)\.",
     "embed": r"patch_embed\.|layers\.\d\.downsample\.reduction|((cls|reg|dist)_token|pos_embed)$",
-}
-_TORCHVISION_PARTS = {
-    "mlp": r"encoder\.layers\.encoder_layer_\d+\.mlp\.",
-    "norm": r"encoder\.(layers\.encoder_layer_\d+\.ln_[12]|ln)\.",
-    "embed": r"conv_proj\.|class_token$|encoder\.pos_embedding$",
 }
 _HF_PARTS = {
     "BertForSequenceClassification": {
@@ -262,15 +253,7 @@ def merged_names(variant: str, model: Any, merge: Iterable[str]) -> list[str]:
     """The parameters that are averaged when these parts are."""
     if variant in OPEN_CLIP:
         return merged_clip_names(model, merge)
-    patterns = (
-        _HF_CLIP_PARTS
-        if variant in HF_CLIP
-        else _HF_PARTS[HF[variant][0]]
-        if variant in HF
-        else _TIMM_PARTS
-        if variant in TIMM
-        else _TORCHVISION_PARTS
-    )
+    patterns = _HF_CLIP_PARTS if variant in HF_CLIP else _HF_PARTS[HF[variant][0]] if variant in HF else _TIMM_PARTS
     return [n for n, _ in model.named_parameters() if any(re.match(patterns[part], n) for part in merge)]
 
 
@@ -295,13 +278,10 @@ def stock(variant: str, seed: int = 0) -> Any:
 
 def _timm_model(variant: str) -> Any:
     import timm
-    from torchvision.models.vision_transformer import VisionTransformer
 
-    name, _, query = {**TIMM, **TORCHVISION}[variant].partition("?")
+    name, _, query = TIMM[variant].partition("?")
     options = {k: yaml.safe_load(v) for k, v in (part.split("=") for part in query.split("&"))}
     options.pop("pretrained")
-    if variant in TORCHVISION:
-        return VisionTransformer(**options).eval()
     return timm.create_model(name, pretrained=False, **options).eval()
 
 
@@ -339,8 +319,6 @@ def source_of(model: Any, variant: str, name: str = "pico") -> Source:
 def _opened(variant: str) -> Source:
     if variant in TIMM:
         return open_source(f"timm:{TIMM[variant]}")
-    if variant in TORCHVISION:
-        return open_source(f"torchvision:{TORCHVISION[variant]}")
     source = open_source(_published(variant).name)
     return with_labels(source, LABELS, TEMPLATES) if variant in CLIP else source
 

@@ -17,7 +17,7 @@ RELEASE_VARIANTS = (
 )
 """Pico models that are tested before a release alone: what they have of their own is little."""
 ONE_OF_EACH = (
-    *("class-token", "map-pooling", "eva", "beit", "torchvision", "bert", "modernbert", "llama", "hf-vit"),
+    *("class-token", "map-pooling", "eva", "beit", "bert", "modernbert", "llama", "hf-vit"),
     *("clip", "custom-text-first-token", "hf-siglip"),
 )
 """One pico model of each library and mechanism, for what depends little on the library."""

@@ -24,7 +24,8 @@ def open_module(module: nn.Module, arch: str | None, processor: Any, folder: Pat
 
     Args:
         module: a module of a supported library.
-        arch: ``timm:NAME?img_size=32``, ``open_clip:ARCH``, ``torchvision:NAME``; None: what the module says.
+        arch: ``timm:NAME?img_size=32``, also of a module of torchvision, or ``open_clip:ARCH``; None: what the module
+            says.
         processor: the tokenizer or image processor of a transformers model.
         folder: an empty folder, which a module of transformers is saved to and read from.
 

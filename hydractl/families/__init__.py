@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HELPERS = (
     *("base", "imagenet", "config_json", "meta_device", "pixels", "prompts", "reading"),
-    *("timm_eva", "timm_relative", "torchvision_operators"),
+    *("timm_eva", "timm_relative", "timm_torchvision", "torchvision_operators"),
 )
 FAMILIES: Registry[ModelFamily] = Registry(__name__, __path__, "FAMILY", helpers=_HELPERS, before_models=True)
 
@@ -27,7 +27,6 @@ _PUBLISHED: dict[str, tuple[str, tuple[str, ...]]] = {
     "hf": ("config.json", ("architectures", "model_type")),
     "open_clip": ("open_clip_config.json", ()),
     "timm": ("config.json", ("architecture",)),
-    "torchvision": ("torchvision.json", ()),
 }
 """By family, the configuration in the folders that its library publishes, and the keys that it has. A family refuses
 other folders; this is known here because importing a family, which imports its library, takes seconds."""

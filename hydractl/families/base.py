@@ -460,20 +460,19 @@ class ModelFamily(ABC):
         """
         return None
 
-    def preprocess_of_script(
-        self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
-    ) -> Preprocessing:
-        """Return the preprocessing that the library's training script used for evaluation.
+    def with_weights(self, loaded: LoadedModel, name: str, tensors: TensorSource) -> LoadedModel:
+        """Return a model that :meth:`load_name` has built, with weights that somebody has trained.
 
         Args:
-            arguments: the arguments of the script, by name.
-            name: the name of the model.
-            preprocess: the default preprocessing of the model, for everything that the arguments leave open.
+            loaded: the model.
+            name: its name.
+            tensors: the weights, by names that the family knows; a training script may have noted in their file how it
+                prepared samples.
 
         Raises:
             InputError: if the model cannot have such a preprocessing.
         """
-        return dict(preprocess)
+        return replace(loaded, tensors=tensors)
 
     @abstractmethod
     def export_folder(
@@ -658,24 +657,6 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-class MultiheadStandIn(nn.Module):
-    """Wraps :class:`hydractl.model.attention.HeadAttention` so that it can be called like ``nn.MultiheadAttention``."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.attention = attention
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
-    ) -> tuple[Tensor, None]:
-        """Compute self-attention over ``query``, ``[M * B, T, d_model]``.
-
-        The blocks pass the same tensor as ``query``, ``key`` and ``value``; the last two are ignored.
-        """
-        attended = self.attention(query, attn_mask=attn_mask)
-        return attended, None
 
 
 def read_heads(family: ModelFamily, tensors: Mapping[str, Tensor], site: Site, kept: Sequence[int]) -> HeadWeights:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
-from hydractl.families import timm_eva, timm_relative
+from hydractl.families import timm_eva, timm_relative, timm_torchvision
 from hydractl.families.base import (
     AttentionLayout,
     FirstTokens,
@@ -48,8 +48,9 @@ from hydractl.families.reading import (
     write_config,
 )
 from hydractl.families.torchvision_operators import declare_operators
-from hydractl.files.checkpoint import DictTensors
+from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.header import CONVERT
+from hydractl.files.state_dict import StateDict
 from hydractl.heads.mask import Site
 from hydractl.jsonio import shown
 
@@ -185,12 +186,16 @@ class TimmViT(ModelFamily):
         return from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return ``NAME?OPTIONS`` for a model that was trained by timm's ``train.py``.
+        """Return ``NAME?OPTIONS`` for a model that was trained by timm's script or torchvision's reference script.
 
         The options come from ``--num-classes``, ``--in-chans``, ``--gp`` and ``--model-kwargs``. Values that cannot be
-        written as options, e.g. lists or None, are left out. None means that ``--model`` is not a model of timm.
+        written as options, e.g. lists or None, are left out. torchvision's script has none of them: its number of
+        classes is read from the shape of the classifier. None means that ``--model`` is not a model of timm.
         """
         name = arguments.get("model")
+        classifier = shapes.get("heads.head.weight")
+        if classifier is not None and name in timm_torchvision.ARCHITECTURES:
+            return f"{timm_torchvision.ARCHITECTURES[name]}?num_classes={classifier[0]}"
         if not isinstance(name, str) or not _is_known(name):
             return None
 
@@ -214,7 +219,19 @@ class TimmViT(ModelFamily):
             return name
         return f"{name}?{'&'.join(written_options)}"
 
-    def preprocess_of_script(
+    def with_weights(self, loaded: LoadedModel, name: str, tensors: TensorSource) -> LoadedModel:
+        """Return a model with weights of timm or torchvision, and images prepared as in their evaluation there."""
+        arguments = tensors.arguments if isinstance(tensors, StateDict) else {}
+        preprocess = loaded.preprocess
+        if timm_torchvision.is_of_torchvision(tensors):
+            tensors = timm_torchvision.by_timm_names(tensors)
+            pixels = {"mean": list(timm.data.IMAGENET_DEFAULT_MEAN), "std": list(timm.data.IMAGENET_DEFAULT_STD)}
+            preprocess = {**preprocess, **timm_torchvision.evaluated(input_size(preprocess), arguments), **pixels}
+        elif isinstance(tensors, StateDict) and tensors.script == self.name:
+            preprocess = self._preprocess_of_script(arguments, name, preprocess)
+        return replace(loaded, tensors=tensors, preprocess=preprocess)
+
+    def _preprocess_of_script(
         self, arguments: Mapping[str, object], name: str, preprocess: Preprocessing
     ) -> Preprocessing:
         """Return the preprocessing that timm's ``train.py`` used for evaluation, by timm's own rule.

@@ -120,8 +120,8 @@ class Source:
 _PLAIN = ModelOptions()
 
 _WAYS_TO_NAME = (
-    "write --arch timm:NAME, open_clip:ARCH or torchvision:NAME, with ?num_classes=10, &img_size=64 (timm) for other "
-    "images; weights of transformers open as a folder"
+    "write --arch timm:NAME or open_clip:ARCH, with ?num_classes=10, &img_size=64 (timm) for other images; "
+    "torchvision's vit_b_16 is timm:vit_base_patch16_224; weights of transformers open as a folder"
 )
 
 
@@ -456,11 +456,7 @@ def _open_undescribed(path: Path, tensors: TensorSource, arch: str | None, seed:
     without_weights = family.load_name(model_name, options, seed)
     assert not isinstance(without_weights, Path), "what is built by name is no file"
 
-    # The library's training script may have recorded how it prepared images.
-    preprocess = without_weights.preprocess
-    if isinstance(tensors, StateDict) and tensors.script == family_name:
-        preprocess = family.preprocess_of_script(tensors.arguments, model_name, without_weights.preprocess)
-    loaded = replace(without_weights, tensors=tensors, preprocess=preprocess)
+    loaded = family.with_weights(without_weights, model_name, tensors)
     # An error here means that the weights are of another architecture, so it says which one they show.
     name_without_suffix, _, _ = path.name.removesuffix(".tar").rpartition(".")  # "a.pth.tar" gives "a"
     try:
@@ -487,12 +483,12 @@ def open_tensors(tensors: TensorSource, arch: str, name: str) -> Source:
 
 def arch_hint(tensors: TensorSource) -> str:
     """Return a hint at how to use ``--arch``, with the architecture if a training script has noted it."""
-    # Only the family of the script can read its arguments.
+    # The scripts of both libraries train models that the family of timm opens.
     if isinstance(tensors, StateDict) and tensors.script is not None:
         shapes = {name: tensors.info(name).shape for name in tensors.names()}
-        arch = get_family(tensors.script).arch_of_script(tensors.arguments, shapes)
+        arch = get_family("timm").arch_of_script(tensors.arguments, shapes)
         if arch is not None:
-            value = shlex.quote(f"{tensors.script}:{arch}")
+            value = shlex.quote(f"timm:{arch}")
             return (
                 f"it was trained as: --arch {value}; with --labels FOLDER its "
                 "classes have the names of the folders that it was trained on"

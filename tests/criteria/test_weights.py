@@ -15,7 +15,7 @@ from hydractl.log import Log
 from tests.criteria.test_criteria import Y, of_three, wide_logits
 from tests.pico import model_of, source_of, stock
 
-FAMILIES = ("qk-norm", "torchvision", "bert", "gpt2", "deberta-v3", "clip")
+FAMILIES = ("qk-norm", "bert", "gpt2", "deberta-v3", "clip")
 
 
 def layers(network: Any) -> dict[str, nn.Parameter]:
@@ -76,7 +76,6 @@ def test_the_products_of_all_steps_count_alike(monkeypatch: pytest.MonkeyPatch) 
 def test_what_can_be_removed_are_the_matrices_of_layers() -> None:
     """Written out for each library; tokens, positions, words, biases and norms are none."""
     expected: dict[str, set[str]] = {
-        "torchvision": {"conv_proj", "self_attention.in_proj_", "self_attention.out_proj", "mlp.0", "mlp.3", "heads"},
         "gpt2": {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj", "score"},
         "clip": {
             "visual.conv1",

@@ -63,7 +63,7 @@ def pruned_sources(variant: str, kept: Sequence[Sequence[Sequence[int]]]) -> lis
 
 
 # What fusing does depends on the mechanism and not on the library: each is here, or below with merged parts.
-UNMERGED = ["class-token", "beit", "torchvision", "bert", "llama", "clip", "swin", "deberta-v3", "gpt2"]
+UNMERGED = ["class-token", "beit", "bert", "llama", "clip", "swin", "deberta-v3", "gpt2"]
 MERGED = [variant for variant in ONE_OF_EACH if variant not in UNMERGED and variant != "hf-siglip"]
 WAYS = (MASKS, [True, False])
 OTHERS = [*MERGED, "hf-siglip"]

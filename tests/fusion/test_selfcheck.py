@@ -105,7 +105,7 @@ def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest
     ("variant", "cut"),
     [
         ("class-token", True),
-        *marked_long([("clip", True), ("hf-vit", True), ("torchvision", True)]),
+        *marked_long([("clip", True), ("hf-vit", True)]),
         ("eva", False),  # each token has its own rotation
         *marked_long([("beit", False), ("swin", False)]),  # a table of distances, and windows
     ],

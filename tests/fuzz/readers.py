@@ -180,7 +180,7 @@ READERS: dict[str, Reader] = {
     "state-dict": Reader(
         form="zip",
         name="case.pth",
-        commands=[["prune", CASE, "--arch", "torchvision:vit_b_16", *_PRUNE]],
+        commands=[["prune", CASE, "--arch", "timm:vit_base_patch16_224", *_PRUNE]],
         function=_state_dict,
     ),
     "mask": Reader(

@@ -24,7 +24,7 @@ def built(variant: str) -> HydraModel:
 
 # One of each kind of classifier.
 KINDS = (
-    *("class-token", "distilled", "map-pooling", "swin", "torchvision", "bert", "roberta", "distilbert"),
+    *("class-token", "distilled", "map-pooling", "swin", "bert", "roberta", "distilbert"),
     *("modernbert", "llama", "hf-deit-distilled", "hf-dinov2", "clip-bias", "hf-siglip"),
 )
 

@@ -22,7 +22,7 @@ from tests.spread import marked_release
 
 SCORE = "mahalanobis-layers"
 
-QUICK = ("class-token", "distilled", "swin", "torchvision", "bert", "modernbert-mean", "llama", "clip", "hf-dinov2")
+QUICK = ("class-token", "distilled", "swin", "bert", "modernbert-mean", "llama", "clip", "hf-dinov2")
 
 
 def given_to(variant: str, count: int, seed: int) -> Any:

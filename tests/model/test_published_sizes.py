@@ -23,7 +23,6 @@ declare_operators()
 
 import open_clip  # noqa: E402
 import timm  # noqa: E402
-import torchvision  # noqa: E402
 import transformers  # noqa: E402
 
 from tests.spread import marked_release  # noqa: E402
@@ -40,7 +39,6 @@ NAMED: dict[str, tuple[str, list[int], int]] = {
     "beitv2_base_patch16_224": ("beit", _12, 224),
     "swin_tiny_patch4_window7_224": ("swin", _SWIN, 224),
     "vit_base_patch16_siglip_224": ("map-pooling", _12, 224),
-    "vit_b_16": ("torchvision", _12, 224),
     "ViT-B-32": ("clip", [*_12, *[8] * 12], 224),
 }
 _DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
@@ -57,12 +55,6 @@ CASES = [*NAMED, *CLASSES]
 
 def built(name: str, variant: str, size: int) -> tuple[dict[str, Any], Any, Callable[[Any, Any], Any]]:
     """Configuration of a model with a name, the library's own model without numbers, and how it is called."""
-    stock: Any
-    if variant == "torchvision":
-        stock = torchvision.models.get_model(name)
-        names = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "num_classes")
-        config = {**{key: getattr(stock, key) for key in names}, "num_layers": 12, "num_heads": 12}
-        return config, stock, lambda model, given: model(given)
     if variant == "clip":
         config = open_clip.get_model_config(name)
         return config, open_clip.CLIP(**config), lambda model, given: model.encode_image(given)

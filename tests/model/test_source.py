@@ -133,7 +133,7 @@ def test_very_long_names_are_only_absent() -> None:
 def test_an_absent_file_names_those_that_are_there(tmp_path: Path) -> None:
     assert (
         refusal(tmp_path / "a.st").hint
-        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm, torchvision"
+        == "give a .st file, a published folder, or FAMILY:NAME, FAMILY one of hf, open_clip, timm"
     )
     for name in ("c.st", "b.st"):
         (tmp_path / name).touch()
@@ -312,7 +312,6 @@ OF_OPEN_CLIP = {"model_cfg": {}}
         ({"config.json": OF_TIMM}, ["timm"]),
         ({"config.json": OF_TRANSFORMERS}, ["hf"]),
         ({"config.json": OF_TRANSFORMERS, "open_clip_config.json": OF_OPEN_CLIP}, ["open_clip", "hf"]),
-        ({"torchvision.json": {"image_size": 16}}, ["torchvision"]),
         ({"config.json": {"model_type": "vit"}}, []),
         ({"config.json": [1]}, []),
         ({}, []),
@@ -461,7 +460,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
     error = refusal(path)
     assert error.message == f"{path} does not describe itself"
     assert error.hint is not None
-    assert error.hint.startswith("write --arch timm:NAME, ")
+    assert error.hint.startswith("write --arch timm:NAME ")
     source = open_source(str(path), ModelOptions(ARCH, seed=99))
     assert source.name == "weights"
     assert torch.equal(build_model(source)(images()), build_model(pico)(images()))
@@ -474,7 +473,7 @@ def test_a_bare_file_with_its_architecture(pico: Source, tmp_path: Path) -> None
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm, torchvision"),
+    "family": ({"family": "keras"}, "unknown model family 'keras'; known here: hf, open_clip, timm"),
     "architecture": ({"config": {"architecture": "vit_nope"}}, "cannot build 'vit_nope': "),
     "no architecture": ({"config": {}}, "cannot build None: "),
     "other sites": (

@@ -27,6 +27,7 @@ declare_operators()
 import timm  # noqa: E402
 import torchvision  # noqa: E402
 from timm.utils import CheckpointSaver, ModelEmaV3  # noqa: E402
+from torchvision.transforms._presets import ImageClassification, InterpolationMode  # noqa: E402
 
 SIZES: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -109,7 +110,8 @@ def test_the_hint_leads_to_the_model_that_timm_trained(averaged: bool, tmp_path:
 @pytest.mark.parametrize("averaged", [False, True])
 def test_the_hint_leads_to_the_model_that_torchvision_trained(averaged: bool, tmp_path: Path) -> None:
     # The script has no options of size; those of a smaller model are added to what the hint says.
-    sizes = {"image_size": 16, "patch_size": 8, "hidden_dim": 24, "num_layers": 2, "num_heads": 3, "mlp_dim": 32}
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_dim": 24, "num_layers": 2, "num_heads": 3, "mlp_dim": 48}
+    of_timm = "img_size=16&patch_size=8&embed_dim=24&depth=2&num_heads=3&mlp_ratio=2"
     model = torchvision.models.VisionTransformer(**sizes, num_classes=3).eval()
     content: dict[str, Any] = {
         "model": model.state_dict(),
@@ -126,11 +128,13 @@ def test_the_hint_leads_to_the_model_that_torchvision_trained(averaged: bool, tm
     path = tmp_path / "checkpoint.pth"
     torch.save(content, path)
     arch = arch_of_hint(path)
-    assert arch == "torchvision:vit_b_32?num_classes=3"
-    source = opened(path, arch="&".join([arch, *(f"{name}={value}" for name, value in sizes.items())]))
-    assert source.description.preprocess["resize_size"] == 240
-    assert source.description.preprocess["interpolation"] == "bicubic"
-    assert torch.equal(source.tensors.read("heads.head.bias"), model.heads.head.bias)
+    assert arch == "timm:vit_base_patch32_224?num_classes=3"
+    source = opened(path, arch=f"{arch}&{of_timm}")
+    pixels = torch.randn(2, 3, 16, 16)
+    close(build_model(source).member_logits(pixels)[0], model(pixels))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (240, 260, 3), dtype=np.uint8))
+    theirs = ImageClassification(crop_size=16, resize_size=240, interpolation=InterpolationMode.BICUBIC)
+    assert torch.equal(source.family.collate(source.description.preprocess)([image])[0], theirs(image))
 
 
 def test_plain_weights_need_the_number_of_heads_that_they_do_not_show(tmp_path: Path) -> None:

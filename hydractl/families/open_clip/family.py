@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hydractl.errors import InputError, UsageError
 from hydractl.families import timm
-from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, MultiheadStandIn, Stages
+from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.config_json import LibraryConfig, Preprocessing, object_in, object_or_empty
 from hydractl.families.hf.texts import TOKENIZER_FILES, text_collate, write_tokenizer
 from hydractl.families.open_clip.inputs import (
@@ -43,7 +43,7 @@ from hydractl.families.open_clip.models import (
     skeleton,
     text_tower,
 )
-from hydractl.families.open_clip.stages import text_stages, visual_stages
+from hydractl.families.open_clip.stages import MultiheadStandIn, text_stages, visual_stages
 from hydractl.families.pixels import random_pixels
 from hydractl.families.prompts import filled_templates
 from hydractl.families.reading import from_hub, published_weights, read_config, refuse_options, write_config

@@ -17,6 +17,24 @@ from hydractl.families.open_clip.models import TRUNK, VISUAL_BLOCKS, text_tower
 from hydractl.families.prompts import PromptReadout
 
 
+class MultiheadStandIn(nn.Module):
+    """Wraps :class:`hydractl.model.attention.HeadAttention` so that it can be called like ``nn.MultiheadAttention``."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Compute self-attention over ``query``, ``[M * B, T, d_model]``.
+
+        The blocks pass the same tensor as ``query``, ``key`` and ``value``; the last two are ignored.
+        """
+        attended = self.attention(query, attn_mask=attn_mask)
+        return attended, None
+
+
 def _run_block(block: Any, state: State) -> State:
     """Return the state after one block."""
     hidden = block(state.hidden, attn_mask=state.context.get("attn_mask"))
