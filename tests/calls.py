@@ -15,7 +15,7 @@ from hydractl.options.call import Call, gather
 from hydractl.options.option import Raw
 from hydractl.options.verbs import declared
 from hydractl.studies.request import StudyRequest
-from hydractl.verbs.finetune_request import TrainingRequest
+from hydractl.verbs.finetune_training import TrainingRequest
 from hydractl.verbs.outcome import Outcome
 from tests.answers import result_of
 

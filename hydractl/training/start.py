@@ -58,6 +58,11 @@ class Opened:
         """The model, the first of several."""
         return self.members[0]
 
+    @property
+    def data_sets(self) -> list[Dataset]:
+        """The training data, and the validation data if there are any."""
+        return [self.train_set] if self.val_set is None else [self.train_set, self.val_set]
+
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
     """Open the data of a training and set up the model that it starts from.

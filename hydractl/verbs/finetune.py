@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import gc
-import random
-import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import cast
 
-import numpy as np
 import torch
 
-from hydractl.distributed import alone, processes, restarted
-from hydractl.errors import HydraError, Interrupted, OutputError, UsageError, failure_of
+from hydractl.distributed import Processes, alone, processes, restarted
+from hydractl.errors import HydraError, Interrupted, UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import seed_mark
 from hydractl.files.verb_answers import FinetuneAnswer, FinetunesAnswer, RecipeSetting, TrainedMember, TrainingPlan
@@ -32,11 +28,10 @@ from hydractl.training.checkpointing import Interruptions
 from hydractl.training.course import ScheduleOptions
 from hydractl.training.outputs import numbered
 from hydractl.verbs.finetune_posterior import fit_posterior
-from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.finetune_training import (
-    answer_of_finished,
+    TrainingRequest,
     check_files,
-    check_unfinished,
+    earlier_answer,
     files_of_members,
     prepare,
     train_one_model,
@@ -138,21 +133,20 @@ class _OfMember(PassedOn):
 def _train_members(request: TrainingRequest, log: Log) -> Outcome:
     """Return the answers of several trainings, made one after another, each as the command for it alone would.
 
-    A member (one of the models that are trained) that fails does not stop the others; the errors are raised together at
-    the end. Members that were finished before are not trained.
+    The first that fails ends the command; those that were finished stay, and are not trained again with ``--resume``.
 
     Args:
         request: what the command asks for, all trainings together.
         log: receives the lines of all trainings.
 
     Raises:
-        HydraError: before anything has begun, if one training cannot be done; at the end, if a member has failed.
+        HydraError: a training cannot be done, or has failed.
         Interrupted: a signal has stopped a training, which has saved.
     """
     if not alone():
         hint = "start it without torchrun, or start torchrun for each member, with a --seed of its own"
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
-    device = resolve_device(request.device)
+    resolve_device(request.device)  # raises UsageError for a device that is not there
 
     # Check every training before the first begins.
     members = members_of(request)
@@ -161,78 +155,44 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
         recipe = members[0].recipe
         return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
-    # Train the members that were not finished before ("answers" holds those that were). A signal to stop
-    # raises Interrupted with what to do next; any other error is kept until all members are done.
-    for name in answers:
-        log.info(f"{name}: finished before, nothing to do")
-    failures: dict[str, Exception] = {}
+    # Train the members that were not finished before; "answers" holds those that were.
     with Interruptions() as signals, log.progress("members", len(members), "members") as progress:
-        progress.advance(len(answers))
         for member in members:
             if member.name in answers:
-                continue
-            done = f"{len(answers)} of {len(members)} members are finished"
-            how_to_go_on = f"add --resume to the same command to go on; {done}"
-            if signals.requested:
-                raise Interrupted(how_to_go_on)
-            try:
-                with _as_if_alone(device), processes(member.timeout, nccl=True) as team:
-                    outcome = train_one_model(member, _OfMember(log, member.name), team, signals)
-                answers[member.name] = cast(FinetuneAnswer, outcome.result)
-            except Interrupted as interruption:
-                saved = interruption.hint.rpartition("; ")[2]  # of "add --resume ...; a.st.state has step 5 of 10"
-                raise Interrupted(f"{how_to_go_on}; {saved}") from None
-            except Exception as error:  # whatever it is, it is no reason to lose the other members
-                _forget_variables(error)
-                failures[member.name] = error
-                log.warn(f"{member.name} failed: {failure_of(error).message}")
-            finally:
-                _free_memory(request)
+                log.info(f"{member.name}: finished before, nothing to do")
+            else:
+                done = f"{len(answers)} of {len(members)} members are finished"
+                answers[member.name] = _train_member(member, done, log, signals)
             progress.advance(1, member.name)
-    if failures:
-        _raise_failures(members, failures)
 
     # The answers, in the order of the members.
     trained = []
     files: list[Path] = []
     for member in members:
-        training = answers[member.name]
-        trained.append(TrainedMember(name=member.name, seed=member.seed, **dict(training)))
+        trained.append(TrainedMember(name=member.name, seed=member.seed, **dict(answers[member.name])))
         files += member.files.paths
-    answer_of_all = FinetunesAnswer(members=trained, warnings=log.warnings)
-    return Outcome(answer_of_all, files=files)
+    return Outcome(FinetunesAnswer(members=trained, warnings=log.warnings), files=files)
 
 
-@contextmanager
-def _as_if_alone(device: torch.device) -> Iterator[None]:
-    """Leave the random generators of Python, NumPy and torch as they were, so that every member finds the same."""
-    cuda_devices = [device] if device.type == "cuda" else []
-    state_of_python = random.getstate()
-    state_of_numpy = np.random.get_state()
-    with torch.random.fork_rng(devices=cuda_devices):
-        try:
-            yield
-        finally:
-            random.setstate(state_of_python)
-            np.random.set_state(state_of_numpy)
+def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interruptions) -> FinetuneAnswer:
+    """Return the answer of one of several trainings; an error says which it is, and how many are ``done``."""
+    if signals.requested:  # between two trainings
+        raise Interrupted(f"add --resume to the same command to go on; {done}")
+    try:
+        outcome = train_one_model(member, _OfMember(log, member.name), Processes(), signals)
+    except Interrupted as interruption:
+        raise Interrupted(f"{interruption.hint}; {done}") from None
+    except HydraError as error:
+        error.reword(lambda said: f"{member.name}: {said}")
+        log.info(f"{done}; --resume goes on with the others")
+        raise
 
-
-def _forget_variables(error: BaseException | None) -> None:
-    """Free what the frames of a kept error hold, such as a model; its traceback still names the lines."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
-def _free_memory(request: TrainingRequest) -> None:
-    """Free the model, the optimizer and the data of a member before the next, and what torch has compiled for it."""
-    if request.compile:
-        torch.compiler.reset()  # after a few models of one class it would compile no more of them
+    # Free the model, the optimizer and the data before the next training, and what torch has compiled for it: after a
+    # few models of one class it would compile no more of them.
+    if member.compile:
+        torch.compiler.reset()
     gc.collect()
-    torch.cuda.empty_cache()
-
-
-# --- before -----------------------------------------------------------------------------------------------------------
+    return cast(FinetuneAnswer, outcome.result)
 
 
 def members_of(request: TrainingRequest) -> list[TrainingRequest]:
@@ -288,62 +248,22 @@ def _check_members(
     for member in members:
         files = member.files
         model = member.models[0]
-        is_begun = files.state.exists()
-        is_new = not member.resume or not (is_begun or files.weights())
+        is_begun = files.state.exists() or bool(files.weights())
 
-        # New members of one model differ only in their seeds and files, so only the first of them is checked.
-        if is_new and model in plan_of_model:
+        # New members of one model differ only in their seeds and files, so only the first of them is checked. With
+        # --resume, what was begun is compared with what its files say.
+        answer = None
+        if model in plan_of_model and not (member.resume and is_begun):
             update = {"output": str(files.paths[-1]), "files_": files_of_members(files)}
             plan = plan_of_model[model].model_copy(update=update)
         else:
-            log_of_check = Log() if plan_of_model else log
-            prepared = prepare(member, log_of_check)
+            prepared = prepare(member, Log() if plan_of_model else log)
             plan = plan_of_model[model] = prepared.plan
-
-            # With --resume, compare the training with what the files say: an unfinished run of it, or its outputs.
-            # answer_of_finished() returns None if it is still to be done.
-            if not is_new and is_begun:
-                check_unfinished(prepared, log)
-            earlier = None if is_new else answer_of_finished(prepared, log_of_check)
-            if earlier is not None:
-                finished_before[member.name] = earlier
-        is_finished = True if member.name in finished_before else None  # None is left out of the answer
-        name_and_seed = {"name": member.name, "seed": member.seed}
-        planned.append(TrainedMember.partly(**name_and_seed, **dict(plan), finished=is_finished))
-
-    # Check that the outputs of each can be written and that no unfinished run is in the way. One error is raised as it
-    # is, several as a list.
-    errors: list[HydraError] = []
-    for member in members:
-        try:
-            if member.name not in finished_before:
-                check_files(member)
-        except HydraError as error:
-            errors.append(error)
-    if len(errors) > 1:
-        problems = [error.message for error in errors]
-        raise OutputError(f"{len(errors)} outputs are in the way", hint=errors[0].hint, problems=problems)
-    if errors:
-        raise errors[0]
+            answer = earlier_answer(prepared, log)
+        if answer is None:
+            check_files(member)
+        else:
+            finished_before[member.name] = answer
+        is_finished = None if answer is None else True  # None is left out of the answer
+        planned.append(TrainedMember.partly(name=member.name, seed=member.seed, **dict(plan), finished=is_finished))
     return finished_before, planned
-
-
-# --- members that are not trained -------------------------------------------------------------------------------------
-
-
-def _raise_failures(members: Sequence[TrainingRequest], failures: Mapping[str, Exception]) -> NoReturn:
-    """Raise an error that lists what all members failed of, with the hint and the exit code of the first.
-
-    Raises:
-        HydraError: always; its cause is the error of the first.
-    """
-    problems = []
-    for name, error in failures.items():
-        failure = failure_of(error)
-        problems += [f"{name}: {problem}" for problem in (failure.message, *failure.problems)]
-    first_error = next(iter(failures.values()))
-    first = failure_of(first_error)
-    summary = f"{len(failures)} of {len(members)} members failed; the others are finished"
-    error_of_all = HydraError(summary, first.hint, problems)
-    error_of_all.exit_code = first.exit_code
-    raise error_of_all from first_error

@@ -30,7 +30,7 @@ from hydractl.model.matching import asked_classes
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.training.data import Reader, report_all_cut
-from hydractl.verbs.finetune_request import TrainingRequest
+from hydractl.verbs.finetune_training import TrainingRequest
 from hydractl.verbs.opening import announce_reading, open_labelled
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import model_batches

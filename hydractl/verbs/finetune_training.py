@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 
 import torch
 
@@ -14,25 +15,27 @@ from hydractl.data.overlap import left_out_words
 from hydractl.data.plausibility import sample_warnings
 from hydractl.distributed import Processes, local_device
 from hydractl.errors import InputError, UsageError
+from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, seed_mark
 from hydractl.files.checkpoint import sha256_file
-from hydractl.files.verb_answers import FinetuneAnswer, TrainedFile, TrainingPlan
+from hydractl.files.verb_answers import FinetuneAnswer, RecipeSetting, TrainedFile, TrainingPlan
 from hydractl.files.version import __version__
 from hydractl.log import Log
+from hydractl.methods import MethodOptions
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
 from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
-from hydractl.model.source import open_sources
+from hydractl.model.source import ModelOptions, open_sources
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import train_each
 from hydractl.training.loop import TrainingContext
 from hydractl.training.members import AnyModel
-from hydractl.training.outputs import RunFiles, finished, write_all
+from hydractl.training.options import TrainOptions
+from hydractl.training.outputs import RunFiles, finished, stem, write_all
 from hydractl.training.plausibility import warnings_of_course
 from hydractl.training.run_log import RunLog
 from hydractl.training.start import Opened, adapt, open_all, speed_up, with_dropout
-from hydractl.verbs.finetune_request import TrainingRequest
 from hydractl.verbs.opening import announce_reading
 from hydractl.verbs.outcome import Outcome
 
@@ -41,6 +44,97 @@ _NOT_DECISIVE = (
     *("max_length", "tower"),  # the provenance has their values once the model is known
 )
 """Options that a recipe may decide, and that do not decide the trained weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRequest(TrainOptions):
+    """One training, or several: of each model, one for each seed that its method asks for.
+
+    The options of a training are those of each, but for what the method changes.
+
+    Attributes:
+        models: the MODELs.
+        opening: how they are opened.
+        ensemble: the method of an ensemble; None for one model.
+        device, dtype: where and in which numbers it is trained.
+        dropout: the dropout in each layer; None for what the model says.
+        checkpoint_blocks, compile: how the model is sped up, or spares memory.
+        timeout: how long the processes of a team wait for each other, in seconds.
+        output: the file, the folder of several models, or None for names after the models.
+        log: the file of the log of the training, ``beside``, or None.
+        save_every: how often the unfinished training is saved, such as ``10m`` or ``500``.
+        resume, force, dry_run: as every verb has them.
+        recipe: every option that a recipe may decide, with its value and the source of that.
+    """
+
+    models: Sequence[ModelRef]
+    opening: ModelOptions
+    ensemble: MethodOptions | None
+    device: str
+    dtype: str
+    dropout: float | None
+    checkpoint_blocks: bool
+    compile: bool
+    timeout: float
+    output: str | None
+    log: str | None
+    save_every: str
+    resume: bool
+    force: bool
+    dry_run: bool
+    recipe: Mapping[str, RecipeSetting]
+
+    @property
+    def trainings(self) -> int:
+        """The number of trainings of each model."""
+        return 1 if self.ensemble is None else self.ensemble.trainings
+
+    @cached_property
+    def files(self) -> RunFiles:
+        """The paths that one training writes to; it has an output."""
+        assert self.output is not None
+        models = None if self.ensemble is None else self.ensemble.models()
+        return RunFiles.of_output(self.output, self.log, models)
+
+    @property
+    def name(self) -> str:
+        """The name of the output of one training, without folder and ending."""
+        assert self.output is not None
+        return stem(self.output)
+
+    def of_member(self, model: ModelRef, output: str, index: int) -> TrainingRequest:
+        """Return the request of one of several trainings: with its model, its file, and a seed of its own.
+
+        Args:
+            model: its MODEL.
+            output: its file.
+            index: how many seeds after the first it has.
+        """
+        seed = self.seed + index
+        # Of an ensemble by several trainings, what each training does; None if it trains like a single model.
+        ensemble = None if self.ensemble is None else self.ensemble.of_one_training()
+        method = RecipeSetting(value=None if ensemble is None else str(ensemble), source=self.recipe["ensemble"].source)
+        return replace(
+            self,
+            models=[model],
+            opening=replace(self.opening, seed=seed),
+            seed=seed,
+            ensemble=ensemble,
+            output=output,
+            recipe={**self.recipe, "ensemble": method},
+        )
+
+    def with_method(self) -> TrainingRequest:
+        """Return the request with what the method changes: adapter, course, members, class weights."""
+        if self.ensemble is None:
+            return self
+        return replace(
+            self,
+            adapter=self.ensemble.adapter(),
+            course=self.ensemble.course(),
+            together=self.ensemble.together(),
+            class_weights=self.ensemble.class_weights(self.seed),
+        )
 
 
 @dataclass(frozen=True)
@@ -77,19 +171,16 @@ class Prepared(Opened):
             facts["lr"] = request.lr[0]
 
         # What the settings mean for this model: "drawn" are the tensors of a new classifier with random values.
-        drawn_tensors = list(self.drawn)
-        names_of_new_head = list(request.labels or ())
         facts["max_length"] = source.description.preprocess.get("max_length")
-        facts["drawn"] = drawn_tensors or None
-        facts["labels"] = names_of_new_head or None
+        facts["drawn"] = list(self.drawn) or None
+        facts["labels"] = list(request.labels or ()) or None
         # For a zero-shot model this overrides "labels" by the class names it was given, and adds "prompt"; it adds
         # "tower" (the encoder of images or of texts) if one was chosen.
         facts.update(asked_classes(source, request.tower))
 
         # The data.
-        val_set = self.val_set
         facts["train"] = self.train_set.fingerprint()
-        facts["val"] = val_set.fingerprint() if val_set is not None else None
+        facts["val"] = None if self.val_set is None else self.val_set.fingerprint()
         return facts
 
     @property
@@ -99,9 +190,7 @@ class Prepared(Opened):
         Unfinished runs and finished outputs with the same record belong to this training. Computing it hashes the
         model.
         """
-        fingerprint: dict[str, object] = {"model": self.source.sha256, "seed": self.request.seed}
-        fingerprint.update(self.decisive)
-        return fingerprint
+        return {"model": self.source.sha256, "seed": self.request.seed, **self.decisive}
 
 
 def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
@@ -117,32 +206,24 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     ======================================  ====================================
     """
     prepared = prepare(request, log)
-    paths = prepared.request.files.paths
-    log.warn_all(sample_warnings(prepared.train_set, in_passing=request.dry_run))
-    if prepared.val_set is not None:
-        log.warn_all(sample_warnings(prepared.val_set, in_passing=request.dry_run))
+    request = prepared.request
     is_first = team.rank == 0
+    for dataset in prepared.data_sets:
+        log.warn_all(sample_warnings(dataset, in_passing=request.dry_run))
 
-    # Check the outputs early. With --resume they may be there, and are looked at below.
+    # Check the outputs early. With --resume they may be there, and are compared with this training.
     if is_first and not request.resume:
-        check_files(prepared.request)
-
-    # A dry run also checks that an unfinished run, if there is one, is this training.
+        check_files(request)
+    if not request.dry_run:
+        announce_reading([prepared.source], log)
+    answer = earlier_answer(prepared, log)
     if request.dry_run:
-        if not is_first:
-            return Outcome(FinetuneAnswer.partly(), silent=True)
-        if request.resume and prepared.request.files.state.exists():
-            check_unfinished(prepared, log)
         plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
-        return Outcome(plan)
-
-    announce_reading([prepared.source], log)
-    if request.resume:
-        answer = answer_of_finished(prepared, log)
-        if answer is not None:
-            names = " ".join(map(str, paths))
-            log.info(f"the training of {names} is finished: nothing to do")
-            return Outcome(answer, files=list(paths), silent=not is_first)
+        return Outcome(plan, silent=not is_first)
+    if answer is not None:
+        names = " ".join(map(str, request.files.paths))
+        log.info(f"the training of {names} is finished: nothing to do")
+        return Outcome(answer, files=list(request.files.paths), silent=not is_first)
     return _train_and_write(prepared, log, team, signals)
 
 
@@ -162,18 +243,6 @@ def check_files(request: TrainingRequest) -> None:
     refuse_unfinished(files.state, force=may_replace_state)
 
 
-def check_unfinished(prepared: Prepared, log: Log) -> None:
-    """Check that the unfinished run of a training to be resumed is its own; a dry run says how far it is.
-
-    Raises:
-        InputError: the file is of another kind, or belongs to another run; all differences are listed.
-    """
-    state = prepared.request.files.state
-    header = StateFile(state, prepared.fingerprint, {}).header()
-    if prepared.request.dry_run:
-        log.info(f"would go on with the run in {state}, at step {header['progress'].get('steps', 0)}")
-
-
 def prepare(request: TrainingRequest, log: Log) -> Prepared:
     """Return the opened model and data of a training, checked, with the plan of what will be trained and written.
 
@@ -191,58 +260,93 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
-    # The files.
-    output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
-    request = replace(request, output=output)
-    request.files  # noqa: B018 - raises UsageError for a log that is another file of this training
-
     # Open the model and its data.
-    request = request.with_method()
+    output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
+    request = replace(request, output=output).with_method()
+    files = request.files  # raises UsageError for a log that is another file of this training
     opened = open_all(source, request)
     if opened.drawn:
         drawn = ", ".join(opened.drawn)
         log.info(f"{source.name} has no classifier; drawn by --seed {request.seed}: {drawn}")
 
     # What is odd about the classes of the data, and how many validation samples were left out.
-    train_set = opened.train_set
-    val_set = opened.val_set
-    log.warn_all([one_class_warning(train_set)])
-    if val_set is not None:
-        log.warn_all([one_class_warning(val_set)])
-        differences = label_differences(train_set.label_names, val_set.label_names)
+    log.warn_all(one_class_warning(dataset) for dataset in opened.data_sets)
+    if opened.val_set is not None:
+        differences = label_differences(opened.train_set.label_names, opened.val_set.label_names)
         if differences:
             raise InputError(f"--val against the training set: {'; '.join(differences)}")
         if opened.left_out:
-            log.info(left_out_words(val_set, opened.left_out))
-    return Prepared(**vars(opened), request=request, plan=_plan_training(opened, request, log))
+            log.info(left_out_words(opened.val_set, opened.left_out))
 
-
-def files_of_members(files: RunFiles) -> list[TrainedFile] | None:
-    """Return the output files of one training with the number of the member in each; None if it writes one model."""
-    if len(files.paths) == 1:
-        return None
-    return [TrainedFile(output=str(path), member=number) for number, path in enumerate(files.paths, start=1)]
-
-
-def _plan_training(opened: Opened, request: TrainingRequest, log: Log) -> TrainingPlan:
-    """Return what will be trained and written; log the number of steps, each of which takes about 3 forward passes."""
-    source = opened.source
+    # Plan the training.
     samples = len(opened.train_set)
     steps = request.total_steps(samples)
-    request.begin_course(samples)  # raises an error if there are too few steps
-    plan = TrainingPlan(
-        output=str(request.files.paths[-1]),
-        model=source.name,
-        samples=samples,
-        steps=steps,
-        cost=cost_of(source.description, source.tensors),
-        files=files_of_members(request.files),
-        val_left_out=opened.left_out or None,
-    )
-
+    request.begin_course(samples)  # raises UsageError if there are too few steps
     things = "pairs" if request.loss == "contrastive" else "samples"
     log.info(f"{steps} steps of {request.per_step} {things}")
-    return plan
+    plan = TrainingPlan(
+        output=str(files.paths[-1]),
+        model=opened.source.name,
+        samples=samples,
+        steps=steps,
+        cost=cost_of(opened.source.description, opened.source.tensors),
+        files=files_of_members(files),
+        val_left_out=opened.left_out or None,
+    )
+    return Prepared(**vars(opened), request=request, plan=plan)
+
+
+def files_of_members(files: RunFiles, digests: Sequence[str] = ()) -> list[TrainedFile] | None:
+    """Return the output files of one training with the number of the member in each; None if it writes one model.
+
+    Args:
+        files: the files of the training.
+        digests: SHA-256 of each; none as long as they are not written.
+    """
+    if len(files.paths) == 1:
+        return None
+    with_digests = enumerate(zip_longest(files.paths, digests), start=1)
+    return [TrainedFile(output=str(path), member=number, sha256=digest) for number, (path, digest) in with_digests]
+
+
+def earlier_answer(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
+    """Return the answer of a training that is finished, for ``--resume``; None if it is still to be done.
+
+    A finished training has removed its state file and left its output files, whose headers hold its settings and what
+    came of it. Of an unfinished one a dry run says how far it is.
+
+    Raises:
+        InputError: an output, or the unfinished run, belongs to another training; all differences are listed.
+    """
+    request = prepared.request
+    files = request.files
+    if not request.resume:
+        return None
+    if files.state.exists():
+        header = StateFile(files.state, prepared.fingerprint, {}).header()
+        if request.dry_run:
+            log.info(f"would go on with the run in {files.state}, at step {header['progress'].get('steps', 0)}")
+        return None
+    settings = finished(files, prepared.fingerprint, force=request.force)
+    if settings is None:
+        return None
+    results = {key: settings.get(key) for key in ("kept_epoch", "stopped_early", "lr", "grid")}
+    digests = [sha256_file(path) for path in files.weights()]
+    return _answer(prepared, {**results, "epochs": settings["history"]}, digests, log)
+
+
+def _answer(prepared: Prepared, results: Mapping[str, object], digests: Sequence[str], log: Log) -> FinetuneAnswer:
+    """Return the answer of a training.
+
+    Args:
+        prepared: the training.
+        results: by field what came of it.
+        digests: SHA-256 of each weight file; the answer names the last.
+        log: has the warnings of the command.
+    """
+    facts = {**dict(prepared.plan), **results}
+    files = files_of_members(prepared.request.files, digests)
+    return FinetuneAnswer(**{**facts, "files_": files}, sha256=digests[-1], warnings=log.warnings)
 
 
 def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Interruptions) -> Outcome:
@@ -256,7 +360,6 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         team: the processes that train together.
         signals: notes a signal to stop.
     """
-    plan = prepared.plan
     request = prepared.request
     files = request.files
     is_first = team.rank == 0
@@ -292,9 +395,9 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
             position = 0 if saved is None else saved.progress["log"]
             run_log = RunLog(log, files.log, position)
             facts = {
-                "model": plan.model,
-                "samples": plan.samples,
-                "steps": plan.steps,
+                "model": prepared.source.name,
+                "samples": prepared.plan.samples,
+                "steps": prepared.plan.steps,
                 "seed": request.seed,
                 "settings": {name: setting.value for name, setting in request.recipe.items()},
             }
@@ -303,7 +406,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
 
         # Train, once for each learning rate; the best result is kept.
         model = _build_model(prepared)
-        report_all_cut(model, (prepared.train_set, prepared.val_set), log)
+        report_all_cut(model, prepared.data_sets, log)
         context = TrainingContext(log, run_log, state, team, signals=signals)
         with team.exchanging():
             data = training_data(model, prepared.train_set, prepared.val_set, request, team)
@@ -322,11 +425,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
     log.warn_all(warnings_of_course(trained.outcome, prepared.val_set, classes))
     trained_params = sum(parameter.numel() for parameter in trained.run.parameters.values())
     results = {**trained.outcome, "grid": trained.grid or None, "trained_params": trained_params}
-    answer = _answer(plan, results, digests, log)
-    return Outcome(answer, files=list(files.paths))
-
-
-# --- the model --------------------------------------------------------------------------------------------------------
+    return Outcome(_answer(prepared, results, digests, log), files=list(files.paths))
 
 
 def _build_model(prepared: Prepared) -> AnyModel:
@@ -345,51 +444,3 @@ def _build_model(prepared: Prepared) -> AnyModel:
     if request.together is None:
         return models[0]
     return request.together.model(models, prepared.source, request.seed)
-
-
-# --- the answer -------------------------------------------------------------------------------------------------------
-
-
-def answer_of_finished(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
-    """Return the answer of a training that was finished before this command; None if it is still to be done.
-
-    A finished training has removed its state file and left its output files, whose headers hold its settings and what
-    came of it.
-
-    Raises:
-        InputError: an output belongs to another training; all differences are listed.
-    """
-    files = prepared.request.files
-    if files.state.exists() or not files.weights():
-        return None
-    settings = finished(files, prepared.fingerprint, force=prepared.request.force)
-    if settings is None:
-        return None
-    results = {
-        "epochs": settings["history"],
-        "kept_epoch": settings.get("kept_epoch"),
-        "stopped_early": settings.get("stopped_early"),
-        "lr": settings["lr"],
-        "grid": settings.get("grid"),
-    }
-    digests = [sha256_file(path) for path in files.weights()]
-    return _answer(prepared.plan, results, digests, log)
-
-
-def _answer(plan: TrainingPlan, results: Mapping[str, object], digests: Sequence[str], log: Log) -> FinetuneAnswer:
-    """Return the answer of a training.
-
-    Args:
-        plan: the plan of the training.
-        results: by field what came of it.
-        digests: SHA-256 of each weight file; the answer names the last.
-        log: has the warnings of the command.
-    """
-    # The files of several members, each with its digest; None for one file, whose digest is in the answer itself.
-    files = None
-    if plan.files_ is not None:
-        files = []
-        for file, digest in zip(plan.files_, digests, strict=True):
-            files.append(file.model_copy(update={"sha256": digest}))
-    facts = {**dict(plan), **results, "files_": files, "sha256": digests[-1], "warnings": log.warnings}
-    return FinetuneAnswer.model_validate(facts)

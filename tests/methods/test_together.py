@@ -316,4 +316,4 @@ def test_what_does_not_go_together_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             settings(**more)
-    assert training_request(ensemble="packed:10,9/4").outputs == 10
+    assert training_request(ensemble="packed:10,9/4").ensemble.models() == 10
