@@ -18,7 +18,7 @@ from PIL import Image
 
 from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
 from hydractl.data.files import printable
-from hydractl.data.labels import RawLabels
+from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.errors import InputError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families.pixels import image_of
@@ -149,16 +149,7 @@ def _read_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _
 
 
 def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _Header]) -> RawLabels:
-    """Return the labels of a file, with its class names.
-
-    =================  ===============================================================================
-    labels             result
-    =================  ===============================================================================
-    none               no labels; the class names, if there are any
-    strings            the strings; the class names, or else the different labels in alphabetical order
-    up to 2^63 - 1     an int64 array; the class names, if there are any
-    larger integers    a list of integers, which is refused later with the sample at fault
-    =================  ===============================================================================
+    """Return the labels of a file, with the class names that integers index.
 
     Args:
         path: the file.
@@ -178,14 +169,9 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
             array.astype(array.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
     class_names = None if classes is None else classes.tolist()
 
-    # The cases, in the order of the table.
     if labels is None:
         return RawLabels(None, class_names)
-    if labels.dtype.kind == "U":
-        return RawLabels(labels.tolist(), class_names or sorted(set(labels.tolist())))
-    if labels.max() > np.iinfo(np.int64).max:
-        return RawLabels(labels.tolist(), class_names)
-    return RawLabels(labels.astype(np.int64), class_names)
+    return labels_of_column(labels.tolist(), class_names)
 
 
 def _read_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> Any:

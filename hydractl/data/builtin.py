@@ -83,7 +83,7 @@ def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]
     # Images: the digits have labels; the others are OOD samples for them, and have none.
     if name == "digits":
         images, labels = digits(split)
-        raw = RawLabels(labels[:limit], list("0123456789"))
+        raw = RawLabels(labels[:limit].tolist(), list("0123456789"))
     else:
         images = ood_images(name)
         raw = RawLabels()

@@ -30,8 +30,8 @@ class RawLabels:
 
     Attributes:
         values: integers or class names, one for each sample, None where it has none; None for a set without labels.
-        names: the data's own class names, of the whole set whatever ``limit`` is. Integers index this list, and labels
-            that are strings are in it.
+        names: the data's own class names, of the whole set whatever ``limit`` is. Integers index this list, and all
+            labels that are strings are in it.
         problems: why the labels cannot be used, one line each. They are not raised at once, because a set that needs no
             labels may have bad ones.
         hint: how the user can say where the labels are, if there are none.
@@ -39,7 +39,7 @@ class RawLabels:
             are names if the classes of the checkpoint have such names.
     """
 
-    values: Labels | list[Any] | None = None
+    values: list[Any] | None = None
     names: list[str] | None = None
     problems: list[str] = field(default_factory=list)
     hint: str | None = None
@@ -49,17 +49,16 @@ class RawLabels:
         """Return the labels of some samples. Class names stay those of the set."""
         if self.values is None:
             return self
-        values = [self.values[row] for row in rows] if isinstance(self.values, list) else self.values[list(rows)]
-        return replace(self, values=values)
+        return replace(self, values=[self.values[row] for row in rows])
 
-    def to_choose_by(self) -> Labels | list[Any] | None:
+    def to_choose_by(self) -> list[Any] | None:
         """Return the labels by which samples of every class are chosen, or None without labels.
 
         They are checked only after the choice, since bad ones may belong to samples that are not chosen. Until then all
         are compared as texts if any of them is bad.
         """
-        if self.values is None or isinstance(self.values, np.ndarray):
-            return self.values
+        if self.values is None:
+            return None
         kinds = set(map(_kind_of_label, self.values))
         if kinds == {"missing"}:
             return None
@@ -239,14 +238,13 @@ def _class_indices(
     Raises:
         InputError: for labels that are negative or out of range, and names that cannot be mapped.
     """
-    # A list may hold anything, or only None for a set without labels. An array of integers needs no such check.
+    # Labels may be anything, and all None in a set without labels.
     values = raw.values
     problems = raw.problems
-    if isinstance(values, list):
-        if all(value is None for value in values):
-            values = None
-        else:
-            problems = problems + _problems_of_values(values, ids)
+    if values is not None and all(value is None for value in values):
+        values = None
+    if values is not None:
+        problems = problems + _problems_of_values(values, ids)
     if problems:
         raise InputError(f"{where}: the labels cannot be used", problems=problems)
     if values is None:
@@ -260,10 +258,10 @@ def _class_indices(
 
     # The index of a class in the data and in the checkpoint may differ, so there are two steps.
     # First step: indices into the data's own names if there are any, else into the checkpoint's names.
-    if isinstance(values, list) and type(values[0]) is str:
-        indices = _index_names(values, data_names or [], ids, where)
-    else:
-        indices = np.asarray(values, dtype=np.int64)
+    if type(values[0]) is str:
+        index_by_name = {name: index for index, name in enumerate(data_names or [])}
+        values = [index_by_name[name] for name in values]
+    indices = np.array(values, dtype=np.int64)
     class_names = labels if data_names is None else data_names
     class_count = len(class_names) if class_names else None  # not known for a checkpoint without names
     _check_range(indices, class_count, ids, where)
@@ -273,38 +271,6 @@ def _class_indices(
     # Second step: from the data's own names to the checkpoint's.
     index_by_data_class = _index_data_classes(data_names, labels, label_map, where)
     return index_by_data_class[indices]
-
-
-def _index_names(values: list[str], data_names: list[str], ids: Sequence[str], where: str) -> Labels:
-    """Return the index of each sample's class name in the data's own names, int64 ``[samples]``.
-
-    Args:
-        values: the name of each sample's class.
-        data_names: the data's own class names.
-        ids: the ids of the samples, for messages.
-        where: the name of the data set in messages.
-
-    Raises:
-        InputError: if a class name occurs twice in ``data_names``, or a sample's label is not in ``data_names``.
-    """
-    # The class names must differ.
-    problems = [f"{name!r} is in classes twice" for name, count in Counter(data_names).items() if count > 1]
-    if problems:
-        raise InputError(f"{where}: class names given more than once", problems=problems)
-
-    # Every label must be a class name. An unknown one is reported with the first sample that has it.
-    index_by_name = {name: index for index, name in enumerate(data_names)}
-    first_sample_by_unknown: dict[str, str] = {}
-    for name, sample in zip(values, ids, strict=True):
-        if name not in index_by_name:
-            first_sample_by_unknown.setdefault(name, sample)
-    if first_sample_by_unknown:
-        first_samples = sorted(first_sample_by_unknown.items())
-        problems = [f"{name!r}, first at sample {sample}" for name, sample in first_samples]
-        subject = _subject(len(problems), "label", "labels")
-        raise InputError(f"{where}: {subject} not among the data's own classes", problems=problems)
-    indices = [index_by_name[name] for name in values]
-    return np.array(indices, dtype=np.int64)
 
 
 def _check_range(values: Labels, classes: int | None, ids: Sequence[str], where: str) -> None:

@@ -87,7 +87,7 @@ def read_torchvision(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLa
     source = _open_source(spec, name, split)
     if len(source) == 0:
         raise InputError(f"{spec.where}: the set is empty")
-    labels = np.asarray(_labels_of(source), dtype=np.int64)
+    labels = np.asarray(_labels_of(source)).tolist()
 
     # Not every set of torchvision has class names.
     class_names = None

@@ -5,9 +5,7 @@ This module never builds a model.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +31,6 @@ from hydractl.jsonio import read_json_file
 
 if TYPE_CHECKING:
     import torch
-
-_OWN_PAGES = 256 * 1024
-"""The size in bytes from which a buffer gets pages of its own."""
 
 BESIDE = "hydractl."
 """The prefix of the names of extra tensors, which are not weights of the model; ``names`` does not list them."""
@@ -113,6 +108,8 @@ class FileTensors:
         Raises:
             InputError: the file cannot be read, or has changed since its header was read.
         """
+        import torch
+
         # From elements to bytes, and from the tensor to the file: element 10 of a float32 tensor begins 40 bytes behind
         # the tensor's start.
         info = self.info(name)
@@ -122,7 +119,7 @@ class FileTensors:
         position = start_of_tensor + start * bytes_an_element
 
         # Read into a buffer of bytes, and return the same memory as the tensor's dtype.
-        raw = page_buffer(size)
+        raw = torch.empty(size, dtype=torch.uint8)
         block = raw.numpy().data
         self._fill(block, position, repr(name))
         return raw.view(torch_dtype(info))
@@ -373,31 +370,6 @@ def shapes_only(source: TensorSource) -> MappedTensors:
         return meta_tensor(source.info(name))  # also works for tensors beside the weights, which are not listed
 
     return MappedTensors(infos, read)
-
-
-def page_buffer(count: int) -> torch.Tensor:
-    """Return a buffer of bytes to read into, ``[count]``. A big one has its own memory pages, which are freed with it.
-
-    The allocator would place it between memory that stays in use, and keep the hole that it leaves.
-    """
-    import torch
-
-    if count < _OWN_PAGES:
-        return torch.empty(count, dtype=torch.uint8)
-    return torch.frombuffer(_own_pages(count), dtype=torch.uint8)
-
-
-def _own_pages(count: int) -> mmap.mmap:
-    """Return memory of its own pages, of this process alone and of large pages where the system has them.
-
-    The first use of a page costs time. A buffer of pages that could be shared with other processes, as mmap's are by
-    default, costs several times as much as one of large pages.
-    """
-    pages = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without large pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 def read_piece(source: TensorSource, name: str, start: int, stop: int) -> torch.Tensor:

@@ -6,8 +6,8 @@ apply.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,9 +22,8 @@ DEFAULT_NAME = "hydra.yaml"
 _FOREIGN = "x_"  # "x-" after its dash became "_": keys for other readers of the file, such as the script of a study
 _ABOUT = "about"  # a key of a recipe that is no option: one sentence on where the recipe comes from
 
-# A node of YAML's syntax tree, with the attributes id ("scalar", "sequence" or "mapping"), value and tag.
-# The type is not named because the library is imported only if there is a file to read.
-Node = Any
+_EMPTY = (None, "", "~", "null")
+"""How a value is written that gives nothing."""
 
 
 @dataclass
@@ -44,15 +43,15 @@ class Contents:
     values: defaultdict[str | None, dict[str, Raw]] = field(default_factory=lambda: defaultdict(dict))
     problems: list[str] = field(default_factory=list)
 
-    def add_value(self, verb: str | None, key: str, node: Node) -> None:
-        """Add the text of a key to ``values``; an empty value adds nothing, one of a wrong form adds a problem."""
-        try:
-            value = _text_value(node, self.name, key)
-        except ValueError as error:
-            self.problems.append(f"{self.name}: {key} {error}")
+    def add_value(self, verb: str | None, key: str, value: Any) -> None:
+        """Add a value to ``values``; an empty one adds nothing, one that holds lists or mappings adds a problem."""
+        if value in _EMPTY:
             return
-        if value is not None:
+        texts = value.values() if isinstance(value, dict) else value
+        if all(isinstance(text, str) for text in texts):
             self.values[verb][key] = value
+        else:
+            self.problems.append(f"{self.name}: {key} is nested too deeply")
 
 
 def not_a_default(place: str, key: str) -> str:
@@ -90,27 +89,27 @@ def find_config(folder: Path | None, named: str | None) -> Contents:
         root = _read_yaml(path, config.name, "check --config and HYDRACTL_CONFIG")
 
     # A top-level key is either a verb, with a mapping of its options, or an option for all verbs that have it.
-    for key, node in _entries(root, config.name, "the file"):
+    for key, value in _by_key(root, config.name, "the file").items():
         verb = key.replace("_", "-")
         if verb in VERBS:
-            for key_of_verb, value in _entries(node, config.name, verb):
-                _take_default(config, verb, key_of_verb, value)
+            for key_of_verb, value_of_verb in _by_key(value, config.name, verb).items():
+                _take_default(config, verb, key_of_verb, value_of_verb)
         elif not key.startswith(_FOREIGN):
-            _take_default(config, None, key, node)
+            _take_default(config, None, key, value)
     return config
 
 
-def _take_default(config: Contents, verb: str | None, key: str, node: Node) -> None:
+def _take_default(config: Contents, verb: str | None, key: str, value: Any) -> None:
     """Keep the value of a known key; any other key is a problem, with what was probably meant.
 
     Args:
         config: the contents, which get the value or the problem.
         verb: the verb in whose mapping the key stands; None at the top of the file.
         key: the key.
-        node: its value.
+        value: its value.
     """
     if key.replace("_", "-") in names_of_options([verb] if verb else list(VERBS), by_key):
-        config.add_value(verb, key, node)
+        config.add_value(verb, key, value)
     elif key == "force":
         config.problems.append(not_a_default(config.name, key))
     else:
@@ -152,9 +151,9 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 
     # The values stay texts, which the options read later.
     root = _read_yaml(path, contents.name, "check --recipe")
-    for key, node in _entries(root, contents.name, "the file"):
+    for key, value in _by_key(root, contents.name, "the file").items():
         if key in known:
-            contents.add_value(None, key, node)
+            contents.add_value(None, key, value)
         elif key != _ABOUT:
             guess = did_you_mean(key, known, repr)
             contents.problems.append(f"{contents.name}: a recipe has no key {key!r}{guess}")
@@ -164,64 +163,26 @@ def read_recipe(recipe: str, known: Collection[str]) -> Contents:
 # --- YAML as plain text -----------------------------------------------------------------------------------------------
 
 
-def _text_value(node: Node, name: str, key: str) -> Raw | None:
-    """Return the value of a key as it is written: a text, a list of texts or a mapping of texts; None if it is empty.
-
-    Raises:
-        ValueError: the value is nested more deeply.
-    """
-    if _is_null(node):
-        return None
-    if node.id == "sequence":
-        return [_single_text(item) for item in node.value]
-    if node.id == "mapping":
-        return {inner_key: _single_text(item) for inner_key, item in _entries(node, name, key, plain=True)}
-    return _single_text(node)
-
-
-def _single_text(node: Node) -> str:
-    """Return the text of a scalar as it is written; ValueError if the node is a list or a mapping."""
-    if node.id != "scalar":
-        raise ValueError("is nested too deeply")
-    return str(node.value)
-
-
-def _entries(node: Node | None, name: str, where: str, *, plain: bool = False) -> Iterator[tuple[str, Node]]:
-    """Yield for each entry of a YAML mapping its key, and the node of its value.
-
-    Keys have ``_`` for ``-``, so that ``batch-size`` and ``batch_size`` are the same key.
+def _by_key(content: Any, name: str, where: str) -> dict[str, Any]:
+    """Return a mapping of options with ``_`` for ``-``, so that ``batch-size`` and ``batch_size`` are the same key.
 
     Args:
-        node: the mapping; None for an empty file, which has no entries, as an empty value has none.
+        content: what was read, which should be a mapping; nothing gives an empty one.
         name: the name of the file, for messages.
         where: the name of the mapping in the file, for messages.
-        plain: whether to yield the keys as they are written, with ``-``.
 
     Raises:
-        UsageError: the node is no mapping, a key is no text, or a key is repeated, which the YAML library lets pass.
+        UsageError: it is no mapping.
     """
-    if node is None or _is_null(node):
-        return
-    if node.id != "mapping":
+    if content in _EMPTY:
+        return {}
+    if not isinstance(content, dict):
         raise UsageError(f"{name}: {where} must be a mapping of options to values")
-    keys = set()
-    for key_node, value in node.value:
-        if key_node.id != "scalar":
-            raise UsageError(f"{name}: a key of {where} is not a text")
-        key = key_node.value if plain else key_node.value.replace("-", "_")
-        if key in keys:
-            raise UsageError(f"{name}: {where} has the key {key!r} twice")
-        keys.add(key)
-        yield key, value
+    return {key.replace("-", "_"): value for key, value in content.items()}
 
 
-def _is_null(node: Node) -> bool:
-    """Return whether a value is empty: nothing, ``~`` or ``null``."""
-    return node.tag == "tag:yaml.org,2002:null"
-
-
-def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
-    """Return the syntax tree of a file; None if it has no content.
+def _read_yaml(path: Path, name: str, hint: str) -> Any:
+    """Return the content of a file, see :func:`_parse_yaml`.
 
     Args:
         path: the file.
@@ -240,26 +201,37 @@ def _read_yaml(path: Path, name: str, hint: str) -> Node | None:
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start})") from None
 
 
-def _parse_yaml(source: str | TextIO, name: str) -> Node | None:
-    """Return the syntax tree of a YAML text or file; None if it has no content.
-
-    It is a tree of nodes and not of values, because nodes keep each scalar as it is written.
+def _parse_yaml(source: str | TextIO, name: str) -> Any:
+    """Return the content of a YAML text or file: dicts, lists and texts, each as it is written; None if it is empty.
 
     Args:
         source: a text, or an open file.
         name: the name of the source in messages.
 
     Raises:
-        UsageError: the source is no YAML; the message tells where.
+        UsageError: the source is no YAML, or has a key twice in one mapping; the message tells where.
     """
     import yaml
 
-    # Composing makes nodes, never objects, so the file cannot run code. Each kind of error becomes a line for the user.
+    class Loader(yaml.BaseLoader):
+        """Reads all scalars as texts, and makes no objects, so that the file cannot run code."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            """Return a mapping; refuse a key that is there twice, which the library lets pass."""
+            mapping = super().construct_mapping(node, deep)
+            if len(mapping) < len(node.value):
+                keys = Counter(key.value for key, _ in node.value)
+                ((key, _),) = keys.most_common(1)
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key!r} is there twice", problem_mark=node.start_mark
+                )
+            return mapping
+
     try:
-        return yaml.compose(source, Loader=yaml.SafeLoader)
+        return yaml.load(source, Loader)
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        mark: Any = error.problem_mark  # every error of composing has one
+        mark: Any = error.problem_mark  # every error of these has one
         raise UsageError(f"{name} line {mark.line + 1}: {problem}") from None
     except yaml.reader.ReaderError as error:
         raise UsageError(f"{name}: a character that YAML does not allow at position {error.position}") from None

@@ -59,9 +59,7 @@ def test_string_labels(tmp_path: Path) -> None:
     assert own.label_names == ["ant", "bee", "cat"] and own.labels.tolist() == [2, 0]
     mapped = open_data(path, labels=["cat", "bee", "ant"])
     assert mapped.labels.tolist() == [0, 2, 0, 1]
-    classes = open_data(
-        save(tmp_path / "k.npz", x=GREY, y=np.array(["b", "a", "b", "b"]), classes=np.array(["b", "a"]))
-    )
+    classes = open_data(save(tmp_path / "k.npz", x=GREY, y=np.array([0, 1, 0, 0]), classes=np.array(["b", "a"])))
     assert classes.label_names == ["b", "a"] and classes.labels.tolist() == [0, 1, 0, 0]
 
 

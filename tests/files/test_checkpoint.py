@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from hydractl.errors import InputError
-from hydractl.files.checkpoint import DictTensors, FileTensors, page_buffer, sha256_file, write_tensors
+from hydractl.files.checkpoint import DictTensors, FileTensors, sha256_file, write_tensors
 from hydractl.files.header import MAX_HEADER_BYTES, read_header
 from tests.running import refused, tensors
 
@@ -314,20 +314,6 @@ def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
     digest = write(tmp_path / "a.st", every_dtype())
     assert digest == hashlib.sha256((tmp_path / "a.st").read_bytes()).hexdigest() == sha256_file(tmp_path / "a.st")
     assert digest != write(tmp_path / "b.st", every_dtype(), {**DESCRIPTION, "z": 2})
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
-def test_big_buffers_have_pages_of_this_process_alone() -> None:
-    """The first use of pages that could be shared with other processes takes several times as long."""
-    buffer = page_buffer(1 << 22)
-    address = buffer.data_ptr()
-    permissions = []
-    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
-        place, permission, *_ = line.split()
-        start, end = (int(number, 16) for number in place.split("-"))
-        if start <= address < end:
-            permissions.append(permission)
-    assert permissions == ["rw-p"]  # p for private, s for shared
 
 
 def test_every_tensor_is_aligned_and_the_header_keys_are_sorted(tmp_path: Path) -> None:
