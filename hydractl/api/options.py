@@ -55,8 +55,8 @@ AnyModel: TypeAlias = Annotated[
 ModelAndInputs: TypeAlias = Annotated[
     ModelLike,
     io(
-        "A checkpoint, and what to predict: image files, SPECs as of --data, or - for standard input with a path, or a "
-        "text, in each line",
+        "A checkpoint, and what to predict: image files, a SPEC as of --data, or - for standard input with a path, or "
+        "a text, in each line",
         metavar="MODEL [INPUT...]",
         kind="inputs",
     ),

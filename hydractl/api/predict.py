@@ -118,8 +118,6 @@ def predict(
             call.add("give only one of INPUT, --data", "data")
         elif models and not inputs and data is None:
             call.add("predict needs an INPUT: a folder, a file, - for standard input, or --data SPEC")
-        elif inputs.count("-") > 1:
-            call.add("standard input can be read once, and - is given twice")
 
         # The file of predictions: one line a sample, in a format that the ending names.
         if path is not None and not str(path).lower().endswith(LINE_FILES):

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import inspect
 import os
-import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -228,33 +227,20 @@ def _print_answer(outcome: Outcome, call: Call, answer: Answer, *, has_printed_r
 
 def _check_versions() -> None:
     """Refuse libraries older than hydractl declares, because they would fail later with a misleading message."""
-    from packaging.version import Version  # imported only here, so that --help need not wait for it
+    from packaging.requirements import Requirement  # imported only here, so that --help need not wait for it
 
-    # Requirements of extras have a condition behind a semicolon, and do not match. If hydractl runs from its source, it
-    # has no metadata, and nothing is checked. A library that is missing is reported when it is imported.
-    for requirement in _metadata_fields("hydractl", r"^Requires-Dist: *([^;\n]+)$"):
-        name, _, oldest_version = requirement.partition(">=")
-        for version in _metadata_fields(name, r"^Version: *(\S+)"):  # none or one
-            if Version(version) < Version(oldest_version):
-                message = f"{name} {version} is installed, and hydractl needs {requirement}"
-                raise UsageError(message, hint=f"pip install '{requirement}'")
-
-
-def _metadata_fields(name: str, pattern: str) -> list[str]:
-    """Return what a pattern finds in the headers of a distribution's metadata: the group of each match.
-
-    Parsing all metadata, with the README, would take ten times as long.
-
-    Args:
-        name: the name of the distribution; the result is empty if it is not installed.
-        pattern: a regular expression for a whole line, with one group.
-    """
     try:
-        distribution = metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return []
-    text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-    return re.findall(pattern, text.partition("\n\n")[0], re.MULTILINE)
+        requirements = metadata.requires("hydractl") or []
+    except metadata.PackageNotFoundError:  # hydractl runs from its source, without metadata
+        return
+    for requirement in map(Requirement, requirements):
+        if requirement.marker is not None:  # of an extra
+            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):  # what is missing is reported when it is imported
+            version = metadata.version(requirement.name)
+            if not requirement.specifier.contains(version, prereleases=True):
+                message = f"{requirement.name} {version} is installed, and hydractl needs {requirement}"
+                raise UsageError(message, hint=f"pip install '{requirement}'")
 
 
 def describe_files(request: Request, answer: Answer) -> None:

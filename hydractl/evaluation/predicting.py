@@ -149,8 +149,8 @@ def _lines_of_batch(
 
     true_names: list[str | int | None] = [None] * len(rows)
     if dataset.labels is not None:
-        labels = dataset.labels[list(rows)].tolist()  # below 0 for a sample without a label
-        true_names = [None if label < 0 else names[label] for label in labels]
+        labels = dataset.labels[list(rows)].tolist()
+        true_names = [names[label] for label in labels]
 
     # The values of each field, a list with one for each sample. A score may say nothing of a model of one member.
     columns: dict[str, Sequence[Any]] = {

@@ -17,7 +17,7 @@ from hydractl.data.base import (
     reasons_of_skipped,
     warning_of_skipped,
 )
-from hydractl.data.joined import open_inputs
+from hydractl.data.predict_inputs import open_inputs
 from hydractl.data.text import warning_of_cut
 from hydractl.distributed import alone
 from hydractl.errors import InputError, Interrupted, UsageError

@@ -17,7 +17,6 @@ from PIL import Image
 
 from hydractl.data import Batch, batches, open_data
 from hydractl.data.batching import default_workers
-from hydractl.data.joined import JoinedSets
 from hydractl.errors import HydraError, InputError
 from hydractl.training.data import Numbered
 from tests.forked import Forked
@@ -107,7 +106,6 @@ def test_image_files_are_decoded_in_workers_where_a_gpu_would_wait(
         open_data(f"{folder}?fraction=0:0.5"),
         open_data(f"{folder}?corruption=fog&severity=1"),
         open_data(f"{folder}?ood=auto"),
-        JoinedSets([open_data("builtin:photos"), files]),
         Numbered(files),
     )
     assert [default_workers(data) for data in sets] == [8] * len(sets)

@@ -259,6 +259,6 @@ def test_an_input_that_is_given_twice_has_ids_of_its_own(tmp_path: Path, monkeyp
     Path("new").mkdir()
     Image.new("RGB", (16, 16)).save("new/a.png")
     save_file(of_timm(), "model.safetensors")
-    run("predict", "model.safetensors", "new", "new", "--arch", ARCH, "-o", "out.jsonl")
+    run("predict", "model.safetensors", "new/a.png", "new/a.png", "--arch", ARCH, "-o", "out.jsonl")
     ids = [json.loads(line)["id"] for line in Path("out.jsonl").read_text().splitlines()]
-    assert ids == ["new:a.png", "new:a.png#2"]
+    assert ids == ["new/a.png", "new/a.png#2"]

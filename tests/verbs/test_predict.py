@@ -197,16 +197,6 @@ def test_texts_keep_their_order_and_their_bits(monkeypatch: pytest.MonkeyPatch) 
     assert [row["id"] for row in json_lines("part.jsonl")] == [row["id"] for row in whole[1::3]]
 
 
-def test_ids_tell_inputs_apart() -> None:
-    images("a", 2)
-    images("b", 2)
-    predict("a", "b")
-    assert [row["id"] for row in json_lines("p.jsonl")] == ["a:00.png", "a:01.png", "b:00.png", "b:01.png"]
-    predict("a", TEST, "--limit", "1")
-    assert [row["id"] for row in json_lines("p.jsonl")] == ["00.png", f"{TEST}#0"]
-    assert [row["label"] for row in json_lines("p.jsonl")] == [None, "2"]
-
-
 @pytest.mark.parametrize("workers", ["0", *marked_long(["2"])])
 def test_broken_images_are_listed_wherever_they_are(workers: str) -> None:
     paths = images("new", 9)
@@ -285,7 +275,8 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
     ("words", "expected"),
     [
         ([], "needs an INPUT"),
-        (["-", "-"], "given twice"),
+        (["-", "-"], "INPUT - is no image file: several inputs have to be such files"),
+        ([TEST, "new/"], f"INPUT {TEST} is no image file"),
         ([TEST, "--data", TEST], "give only one of INPUT, --data"),
         ([TEST, "-o", "p.txt"], "written to .jsonl, .csv"),
         ([TEST, "-o", "p.parquet"], "written to .jsonl, .csv"),
