@@ -98,8 +98,7 @@ def line_by_line(plan: Plan) -> None:
     with open(os.devnull, "w", encoding="utf-8") as handle:
         for one in plan.sets:
             assert one.dataset is not None
-            samples = range(len(one.dataset))
-            for window in predicted_windows(model, one.dataset, samples):
+            for window in predicted_windows(model, one.dataset):
                 for row in window.rows:
                     handle.write(json_line(row))
 

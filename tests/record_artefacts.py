@@ -121,8 +121,8 @@ predict cal.st test.X -o cal.csv
 eval hydra.st --test test.X --val val.X --temperature vector --conformal 0.2 --conformal-score aps \
   --threshold id:0.1 --json
 eval a.st --test test.X --ood far=far.X --predictions a.pred.st --json
-eval b.st --test test.X --ood far=far.X --predictions b.pred.st --json
-eval one=a.pred.st deep=a.pred.st+b.pred.st --ood-score variance --bootstrap 20 -o joined.json
+eval deep=a.st+b.st --test test.X --ood far=far.X --predictions deep.pred.st --json
+eval one=a.pred.st deep=deep.pred.st --ood-score variance --bootstrap 20 -o joined.json
 eval hydra.st --test test.X --mc-dropout 0.1 --passes 3 --ood far=far.X --ood-score energy --json
 report eval.json --html again.html --json
 eval one=model hydra.st --test test.X --require id.accuracy>=2 --json

@@ -10,7 +10,6 @@ together, process N > 0 writes to its own file beside the first one, with ``.N``
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -455,8 +454,6 @@ def _open_locked(path: Path) -> IO[bytes]:
             raise OutputError(f"the journal is no regular file: {path}")
         return file
     except OSError as error:
-        if error.errno == errno.ELOOP:  # links are not followed: another file could be overwritten
-            raise OutputError(f"the journal is a symbolic link: {path}", hint="remove it") from None
         raise storage_error(error, path) from error
 
 

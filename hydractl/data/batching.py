@@ -113,16 +113,16 @@ def batches(
         if index < 0 or index >= total:
             raise IndexError(f"sample {index} of {total}")
 
-    # Cut the order into batches.
-    indices_by_batch = []
-    for start in range(0, len(order), batch_size):
-        stop = start + batch_size
-        indices_by_batch.append(order[start:stop])
-    reader = _BatchReader(dataset, collate, indices_by_batch)
+    reader = _BatchReader(dataset, collate, batches_of(order, batch_size))
     busy_workers = min(workers, len(reader))
 
     # _generate_batches is a separate generator, so that wrong arguments fail at this call and not at the first batch.
     return _generate_batches(reader, busy_workers, may_skip_all)
+
+
+def batches_of(order: list[int], batch_size: int) -> list[list[int]]:
+    """Return the indices of the samples of each batch, from the order in which they are read."""
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def default_workers(dataset: Dataset) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.data.batching import longest_first
+from hydractl.data.batching import batches_of, longest_first
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.predictions.store import LogitsBatch, PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
@@ -164,43 +164,25 @@ class Reading:
                 progress.advance(len(batch.rows))
 
     def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
-        """Yield the logits that are already in the predictions file, then compute, write and yield all others."""
+        """Yield the logits that are already in the predictions file, then compute, write and yield all others.
+
+        If any sample of a batch has no logits in the file, the whole batch runs again: the last bits of logits can
+        depend on the other samples of a batch, and so they equal those of a run without interruption.
+        """
         index = self._sets.index(dataset)
         rows_to_run: list[int] | None = None  # means all samples
         if writer.resumed:
-            complete_batches, rows_to_run = self._split_for_resuming(dataset, writer.missing(index))
-            for batch_rows in complete_batches:
-                yield writer.read(index, batch_rows)
+            assert isinstance(self._model, RunningModel) and dataset.dataset is not None
+            is_missing = writer.missing(index)
+            rows_to_run = []
+            for rows in batches_of(longest_first(dataset.dataset), self._model.options.batch_size):
+                readable_rows = [row for row in rows if row not in (dataset.dataset.skipped or {})]
+                if is_missing[readable_rows].any():
+                    rows_to_run += rows
+                elif readable_rows:
+                    yield writer.read(index, readable_rows)
             if not rows_to_run:
                 return
         for batch in self._model.batches(dataset, rows_to_run):
             writer.write(index, *batch)
             yield batch
-
-    def _split_for_resuming(
-        self, dataset: EvalSet, is_missing: npt.NDArray[np.bool_]
-    ) -> tuple[list[list[int]], list[int]]:
-        """Return the batches that are complete in the predictions file, and the samples that have to run, as indices.
-
-        If any sample of a batch has no logits in the file, the whole batch runs again: the last bits of logits can
-        depend on the other samples of a batch, and so they equal those of a run without interruption. Samples that are
-        known to be unreadable are left out.
-
-        Args:
-            dataset: the data set.
-            is_missing: which samples have no logits in the file, ``[N]``.
-        """
-        assert isinstance(self._model, RunningModel) and dataset.dataset is not None
-        batch_size = self._model.options.batch_size
-        order = longest_first(dataset.dataset)  # the order in which samples run
-        skipped = dataset.dataset.skipped or {}
-        complete_batches: list[list[int]] = []
-        rows_to_run: list[int] = []
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]  # a batch of a run without interruption
-            readable_rows = [row for row in batch if row not in skipped]
-            if is_missing[readable_rows].any():
-                rows_to_run += readable_rows
-            elif readable_rows:
-                complete_batches.append(readable_rows)
-        return complete_batches, rows_to_run

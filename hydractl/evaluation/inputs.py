@@ -82,12 +82,14 @@ def read_batches(
         preprocess: the settings that decide ``collate``, including the family of the model.
         batch_size: the number of samples in a batch.
         workers: the number of processes that read samples.
-        rows: the indices of the samples to read, in this order; None means all samples. Only complete sets are kept.
+        rows: the indices of the samples to read, in this order, of which none need be readable; None means all samples.
+            Only complete sets are kept.
     """
     assert dataset.dataset is not None  # the settings require --test for a model that runs
-    new_batches = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows)
+    is_part = rows is not None
+    new_batches = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows, may_skip_all=is_part)
     memory = _KEPT.get()
-    if memory is None or rows is not None:
+    if memory is None or is_part:
         yield from new_batches
         return
 

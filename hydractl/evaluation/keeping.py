@@ -11,6 +11,7 @@ import numpy as np
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.predictions.unfinished import log_what_resumes
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import TRAIN, EvalSet, only
@@ -34,7 +35,7 @@ def open_writer(
     ===============  =======================  =============================================================
     no               yes or no                a new ``NAME.part``
     yes              yes                      ``NAME.part``, to be continued
-    yes              no                       ``NAME`` if it is complete, to be read; else a new ``NAME.part``
+    yes              no                       ``NAME`` if it is there, to be read; else a new ``NAME.part``
     ===============  =======================  =============================================================
 
     Args:
@@ -48,7 +49,6 @@ def open_writer(
     Raises:
         InputError: with ``--resume``, if the file was made with other settings or data.
     """
-    resume = options.resume
     scores = on_features(row_scores(model, options))
     training = only(all_sets, TRAIN)
     fitted_on = model.fit_record(scores, training, options)
@@ -61,41 +61,29 @@ def open_writer(
         classes=model.classes,
         kind="F64" if model.options.dtype == "float64" else "F32",
         scores=scores,
-        resume=resume,
+        resume=options.resume,
     )
 
     # An earlier run may have finished the file: there is no NAME.part then.
-    unfinished = output.target.with_name(f"{output.target.name}.part")
-    unfinished_exists = unfinished.exists()
-    if resume and not unfinished_exists:
-        if is_predictions(output.target):
-            finished = open_file(output.target)
-            if _skipped_what_is_missing(finished, sets):
-                log.info(f"{output.path} is complete: its predictions are read")
-                return finished
-            finished.close()
-        log.info(f"nothing to resume: {output.path} is begun")
-    if unfinished_exists and not resume:
-        log.info(f"an unfinished {unfinished} is begun anew; --resume would have gone on with it")
+    if options.resume and not output.unfinished.exists() and is_predictions(output.target):
+        log.info(f"{output.path} is complete: its predictions are read")
+        finished = open_file(output.target)
+        _skip_what_is_missing(finished, sets)
+        return finished
 
     # A new file, or one to be continued.
-    writer = open_file(unfinished)
+    log_what_resumes(output, log, resume=options.resume)
+    writer = open_file(output.unfinished)
     if writer.resumed:
         missing_samples = sum(int(writer.missing(index).sum()) for index in range(len(sets)))
         all_samples = sum(len(dataset) for dataset in sets)
-        log.info(f"{unfinished} is resumed: {missing_samples:,} of {all_samples:,} samples are left")
+        log.info(f"{output.unfinished} is resumed: {missing_samples:,} of {all_samples:,} samples are left")
     return writer
 
 
-def _skipped_what_is_missing(finished: PredictionsWriter, sets: Sequence[EvalSet]) -> bool:
-    """Note the samples without logits in a finished file as skipped in their data sets, in place.
-
-    Returns:
-        Whether all were noted; False if the sets may not skip any, as without ``--on-bad skip``.
-    """
+def _skip_what_is_missing(finished: PredictionsWriter, sets: Sequence[EvalSet]) -> None:
+    """Note the samples without logits in a finished file as skipped in their data sets, which may skip samples."""
     for index, eval_set in enumerate(sets):
-        for row in np.flatnonzero(finished.missing(index)):
-            if eval_set.dataset is None or eval_set.dataset.skipped is None:
-                return False
-            eval_set.dataset.skipped[int(row)] = "it could not be read for these predictions"
-    return True
+        if eval_set.dataset is not None and eval_set.dataset.skipped is not None:
+            for row in np.flatnonzero(finished.missing(index)):
+                eval_set.dataset.skipped.setdefault(int(row), "it could not be read for these predictions")

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hydractl.data import Dataset, batches
+from hydractl.data import Dataset
 from hydractl.data.batching import longest_first
 from hydractl.evaluation.gathering import check_finite_batch
 from hydractl.evaluation.predictions.lines import CUT, FLAG
 from hydractl.evaluation.providers.running import RunningModel, models_of
+from hydractl.evaluation.sets import ID, EvalSet
 from hydractl.files.predict_answer import (
     FlaggedRecord,
     PredictAnswer,
@@ -66,9 +67,9 @@ class Window(NamedTuple):
 
 
 def predicted_windows(
-    model: RunningModel, dataset: Dataset, samples: range, *, top: int = 0, members: bool = False
+    model: RunningModel, dataset: Dataset, start: int = 0, *, top: int = 0, members: bool = False
 ) -> Iterator[Window]:
-    """Yield the predictions for a range of samples, window by window, in their order in the data set.
+    """Yield the predictions for a data set, window by window, in their order in the data set.
 
     A window is one batch or, of texts, 16 batches, within which the longest texts run first. Samples that cannot be
     read are listed in their window with the reason.
@@ -76,13 +77,14 @@ def predicted_windows(
     Args:
         model: the model, with what was chosen for it.
         dataset: the samples.
-        samples: indices in the data set; the range must begin where a window begins.
+        start: the index of the first sample to predict, where a window begins.
         top: the number of most probable classes that a line lists; 0 lists none.
         members: whether it lists the prediction of each member.
 
     Raises:
         NonFiniteError: if a logit is not finite; the message names the first such sample.
     """
+    samples = range(start, len(dataset))
     if not samples:  # the weights need not be read
         return
     loaded = model.loaded()
@@ -92,23 +94,16 @@ def predicted_windows(
 
     # List all windows, and the order in which all samples run: within a window the longest texts come first.
     size = window_size(dataset, model.options.batch_size)
-    windows: deque[range] = deque()
-    running_order: list[int] = []
-    for start in range(samples.start, samples.stop, size):
-        window = range(start, min(start + size, samples.stop))
-        windows.append(window)
-        running_order += longest_first(dataset, window)
+    windows = deque(samples[first : first + size] for first in range(0, len(samples), size))
+    running_order = [sample for window in windows for sample in longest_first(dataset, window)]
 
     # Run the batches. Lines are collected by the index of the sample until their window is complete, which is when each
     # of its samples has a line or was skipped.
-    how = model.options
-    read = batches(
-        dataset, loaded.preprocess, how.batch_size, workers=how.workers, indices=running_order, may_skip_all=True
-    )
+    inputs = EvalSet("inputs", ID, None, dataset.ids, dataset.labels, dataset=dataset)
     line_by_sample: dict[int, PredictionRow] = {}
     skipped = {} if dataset.skipped is None else dataset.skipped  # is filled while batches are read
     with model.log.progress(f"{model.name} predicts", len(samples), "samples") as progress:
-        for batch in model.answers(read):
+        for batch in model.batches(inputs, running_order):
             check_finite_batch(batch, dataset.ids, model.name)
             prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
             lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top=top, members=members)

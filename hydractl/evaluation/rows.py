@@ -10,7 +10,6 @@ from typing import Any
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by
 from hydractl.evaluation.options import EvalOptions, FitOptions
-from hydractl.evaluation.predictions.concatenated import concatenated
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.running import RunningModel
@@ -198,37 +197,25 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
 
 def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
     """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
-    # Open the arguments that are predictions files, and collect the others, which are models that run. An argument may
-    # name several files, the members of an ensemble: a.st+b.st.
+    # Open the arguments that are predictions files, and collect the others, which are models that run.
     rows: dict[int, Model] = {}  # by the place of the argument
     models_that_run: dict[int, ModelRef] = {}
     for place, model in enumerate(models):
         name, members = model.split()
-        refs = [member.text for member in members]
-        predictions = [ref for ref in refs if holds_predictions(ref)]
-        others = [ref for ref in refs if ref not in predictions]
-        if predictions and others:
-            raise UsageError(
-                f"{model.text}: {predictions[0]} is a predictions file and {others[0]} is a model",
-                hint="give the models of all members, or predictions of all of them (eval --predictions F.st)",
-            )
-        if others:
+        path = next((member.text for member in members if holds_predictions(member.text)), None)
+        if path is None:
             models_that_run[place] = model
             continue
+        if len(members) > 1:
+            hint = "give the models of all members; --predictions F.st keeps what the ensemble predicts"
+            raise UsageError(f"{model.text}: {path} is a predictions file, and no member of an ensemble", hint=hint)
         if options.dropout is not None:
             raise UsageError(
-                f"--mc-dropout runs a model, and {refs[0]} is a predictions file",
+                f"--mc-dropout runs a model, and {path} is a predictions file",
                 hint="give the model; or leave --mc-dropout out, where the file was made with it",
             )
-
-        # One predictions file, or the members of several files put together.
-        files = [read_predictions(ref) for ref in refs]
-        row = files[0] if len(files) == 1 else concatenated(files)
-        row.name = name or "+".join(Path(ref).stem for ref in refs)
-        rows[place] = row
-        if len(files) > 1:  # in an ensemble, stored calibrations and so on are not used; a warning says so
-            model_records = [file.record.to_dict() for file in files]
-            _warn_of_left_out(row.name, model_records, options, log, "of one model alone")
+        rows[place] = read_predictions(path)
+        rows[place].name = name or Path(path).stem
 
     # Open the models that run, all at once, and put each at the place of its argument.
     if models_that_run:

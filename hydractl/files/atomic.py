@@ -32,6 +32,8 @@ def storage_error(error: OSError, path: Path) -> HydraError:
         return StorageError(
             f"cannot write {path}: {error.strerror}", hint="free some space or choose another folder with -o"
         )
+    if error.errno == errno.ELOOP:  # `open_own` follows no links: another file could be overwritten
+        return OutputError(f"what would be written is a symbolic link: {path}", hint="remove it")
     return OutputError(f"cannot write {path}: {error.strerror or error}")
 
 
@@ -199,6 +201,11 @@ class Output:
                 # A killed run has left this file. Remove it, so that a new file gets today's access mode.
                 self.lock_path.unlink()
                 handle.close()
+
+    @property
+    def unfinished(self) -> Path:
+        """The file that a run which can be resumed keeps beside the target: ``NAME.part``."""
+        return self.target.with_name(f"{self.target.name}.part")
 
     def __enter__(self) -> Output:
         return self

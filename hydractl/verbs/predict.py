@@ -30,7 +30,7 @@ from hydractl.evaluation.predicting import (
 )
 from hydractl.evaluation.predictions.lines import FLAG, write_rows
 from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.unfinished import UnfinishedPredictions, windows_in
+from hydractl.evaluation.predictions.unfinished import continued, log_what_resumes
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.predict_answer import (
@@ -67,14 +67,21 @@ class _Plan:
     lines: Path | None
     report: Path | None
 
+    def windows(self, start: int) -> Iterator[Window]:
+        """Yield the predictions for the samples from index ``start`` on, a few batches at a time."""
+        options = self.options
+        return predicted_windows(self.model, self.dataset, start, top=options.top, members=options.members)
+
     @property
     def paths(self) -> list[Path]:
         """The paths of the files that are written."""
         return [path for path in (self.lines, self.report) if path is not None]
 
-    def claim(self, path: Path, stack: ExitStack) -> Output:
-        """Claim a file before predicting; the stack frees it after an error."""
-        return stack.enter_context(Output(path, force=self.options.force, resumed=self.options.resume))
+    def claimed_report(self, stack: ExitStack) -> Output | None:
+        """Claim the file of the summary before predicting; the stack frees it after an error. None for no file."""
+        if self.report is None:
+            return None
+        return stack.enter_context(Output(self.report, force=self.options.force, resumed=self.options.resume))
 
 
 def run(call: Call) -> Outcome:
@@ -166,88 +173,69 @@ def _plan(call: Call) -> _Plan:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _predict_windows(plan: _Plan, start: int) -> Iterator[Window]:
-    """Yield the predictions for the samples from index ``start`` on, a few batches at a time."""
-    samples = range(start, len(plan.dataset))
-    options = plan.options
-    return predicted_windows(plan.model, plan.dataset, samples, top=options.top, members=options.members)
+def _rows(plan: _Plan, windows: Iterator[Window], tally: PredictionTally) -> Iterator[PredictionRow]:
+    """Yield the rows of windows, and count them.
+
+    Raises:
+        InputError: none of the inputs can be read.
+    """
+    yield from tally.counted(windows)
+    if not tally.predicted:
+        skipped = plan.dataset.skipped or {}
+        reasons = [skipped[row] for row in sorted(skipped)]
+        raise InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
 
 
 def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
     """Yield a row for each sample as it is predicted; with ``--flagged``, only for those that are flagged as OOD.
 
     After the last row the summary is filled in, in ``outcome``.
-
-    Raises:
-        InputError: none of the inputs can be read.
     """
     with ExitStack() as stack:
-        report_output = None if plan.report is None else plan.claim(plan.report, stack)
+        report = plan.claimed_report(stack)
         tally = PredictionTally()
-        for row in tally.counted(_predict_windows(plan, 0)):
+        for row in _rows(plan, plan.windows(0), tally):
             if not plan.options.flagged or row[FLAG]:
                 yield row
-        if not tally.predicted:
-            raise _nothing_readable(plan)
-        _sum_up(plan, tally, report_output, outcome, log)
+        _sum_up(plan, tally, report, outcome, log)
 
 
 def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
     """Return the summary of the predictions, after they were written to a file.
 
-    They go to an unfinished file beside it first (``NAME.part``). A run that is stopped leaves it, and one with
+    They are in an unfinished file beside it, too (``NAME.part``). A run that is stopped leaves it, and one with
     ``--resume`` goes on after its last sample.
 
     Raises:
-        InputError: none of the inputs can be read, or the unfinished file is of another run.
+        InputError: the unfinished file is of another run.
     """
     resume = plan.options.resume
     with ExitStack() as stack:
         # A stopped run may already have written the outputs, and left its unfinished file because it was not at its
         # end. Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
-        output = plan.claim(path, stack)
-        unfinished_path = output.target.with_name(f"{output.target.name}.part")
-        exists = unfinished_path.exists()
-        report_output = None if plan.report is None else plan.claim(plan.report, stack)
+        output = stack.enter_context(Output(path, force=plan.options.force, resumed=resume))
+        report = plan.claimed_report(stack)
+        log_what_resumes(output, log, resume=resume)
 
-        # Predict; a resumed run goes on after the last sample in its unfinished file.
-        if resume and not exists:
-            log.info(f"nothing to resume: {path} is begun")
-        elif exists and not resume:
-            log.info(f"an unfinished {unfinished_path} is begun anew; --resume would have gone on with it")
-        unfinished = UnfinishedPredictions(unfinished_path, _fingerprint(plan), resume=resume)
-        stack.callback(unfinished.close)
-        start = unfinished.stop  # the index after the last sample that was predicted
-        if start:
-            left = len(plan.dataset) - start
-            log.info(f"{unfinished_path} is resumed: {left:,} of {len(plan.dataset):,} are left")
+        def predict(start: int) -> Iterator[Window]:
+            if start:
+                total = len(plan.dataset)
+                log.info(f"{output.unfinished} is resumed: {total - start:,} of {total:,} are left")
+            return plan.windows(start)
 
         # An input that cannot be read may stop it (--on-bad error). Without any predictions there is nothing to resume.
+        tally = PredictionTally()
+        windows = continued(output.unfinished, _fingerprint(plan), predict, resume=resume)
         try:
-            for window in _predict_windows(plan, start):
-                unfinished.append(window)
+            write_rows(output, _rows(plan, windows, tally))
         except UnreadableSample as error:
-            if unfinished.predicted:
+            if tally.predicted:
                 error.hint = f"{error.hint}; --resume goes on once it is replaced"
             raise
-        unfinished.close()
-        if not unfinished.predicted:
-            raise _nothing_readable(plan)
-
-        # Write the output, and the summary.
-        tally = PredictionTally()
-        write_rows(output, tally.counted(windows_in(unfinished_path)))
         outcome = Outcome(PredictAnswer.partly())
-        _sum_up(plan, tally, report_output, outcome, log)
-        unfinished_path.unlink(missing_ok=True)
+        _sum_up(plan, tally, report, outcome, log)
+        output.unfinished.unlink(missing_ok=True)
     return outcome
-
-
-def _nothing_readable(plan: _Plan) -> InputError:
-    """Return the error for inputs of which none can be read, with the first ten reasons."""
-    skipped = plan.dataset.skipped or {}
-    reasons = [skipped[row] for row in sorted(skipped)]
-    return InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
 
 
 def _fingerprint(plan: _Plan) -> dict[str, Any]:

@@ -89,11 +89,11 @@ def test_an_ensemble_has_the_mean_of_its_members_and_of_layers_the_sum_of_all_di
     for name, scores in (("mahalanobis-layers", of_layers), ("mahalanobis", of_features)):
         auroc = row["scores"][name]["ood"]["l"]["auroc"]
         assert auroc == pytest.approx(ood_metrics(*scores).auroc, abs=1e-4)
-    assert read_predictions("p.st").piece(0, range(3), "mahalanobis-layers").shape == (2, 3, 1)
-    for name in ("t0", "t1"):
-        run("eval", f"{name}.st", *asked, "--predictions", f"{name}.pred.st", "-o", f"{name}.json")
-    joined = evaluated("t0.pred.st+t1.pred.st", "--ood-score", "mahalanobis")["models"][0]
-    assert joined["ood"]["l"] == pytest.approx(row["scores"]["mahalanobis"]["ood"]["l"], abs=1e-9)
+    stored = read_predictions("p.st")
+    batch = next(stored.batches(stored.sets[0]))
+    assert batch.scores["mahalanobis-layers"].shape == (2, len(batch.rows))
+    again = evaluated("p.st", "--ood-score", "mahalanobis")["models"][0]
+    assert again["ood"]["l"] == row["scores"]["mahalanobis"]["ood"]["l"]
 
 
 @pytest.mark.long
@@ -130,10 +130,11 @@ def test_predictions_keep_the_scores_of_every_member(capsys: Any) -> None:
     again = evaluated("p.st", "--ood-score", "all", "--allow-seen")["models"][0]
     assert again["scores"] == row["scores"] and {*ON_FEATURES} - {*row["scores"]} == {*OF_ZERO_SHOT, HEDGE}
     assert len({block["ood"]["l"]["auroc"] for block in row["scores"].values()}) > 8, "each is a score of its own"
-    assert read_predictions("p.st").piece(0, range(3), "knn").shape == (3, 3, 1)
+    stored = read_predictions("p.st")
+    batch = next(stored.batches(stored.sets[1]))
+    assert batch.scores["knn"].shape == (3, 200)
     before = Path("p.st").read_bytes()
-    whole = read_predictions("p.st")
-    logits = Path("p.st").read_bytes().find(whole.piece(1, range(150, 151))[0].tobytes())
+    logits = before.find(batch.logits[0, 150].tobytes())
     Path("p.st.part").write_bytes(before[:logits] + b"\xff" * 4 * 10 + before[logits + 4 * 10 :])
     Path("p.st").unlink()
     run("eval", "hydra.st", *asked, "--predictions", "p.st", "-o", "r.json", "--resume")

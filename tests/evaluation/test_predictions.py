@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from PIL import Image
 
 import hydractl
 from hydractl.data import open_data
 from hydractl.evaluation.predictions.store import PredictionsWriter
+from hydractl.evaluation.providers import running
 from hydractl.evaluation.sets import EvalSet
 from hydractl.model.source import open_source
 from tests.running import evaluated, run, tensors
@@ -96,6 +98,43 @@ def test_what_is_finished_is_read_and_not_computed_again(capsys: pytest.CaptureF
     assert "e.json holds another answer" in capsys.readouterr().err and Path("e.json").read_bytes() == answer
     run("eval", "base.st", *TEST, "--batch-size", "9", "--predictions", "p.st", "-o", "f.json", "--resume", code=3)
     assert "batch_size: 64 in the file, 9 now" in capsys.readouterr().err
+
+
+def test_predictions_are_no_members(capsys: pytest.CaptureFixture[str]) -> None:
+    run("eval", "base.st", *TEST, "--predictions", "p.st", "-o", "e.json")
+    for model in ("p.st+p.st", "base.st+p.st"):
+        run("eval", model, *TEST, code=2)
+        assert f"{model}: p.st is a predictions file, and no member of an ensemble" in capsys.readouterr().err
+
+
+@pytest.mark.fault(52)
+def test_what_cannot_be_read_is_in_the_batches_of_a_resumed_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(0)
+    for index in range(12):
+        file = tmp_path / "images" / f"{index % 2}" / f"{index:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (8, 8), dtype=np.uint8)).save(file)
+    (tmp_path / "images" / "0" / "08.png").write_bytes(b"no image")
+    options = ["--test", "images", "--on-bad", "skip", "--batch-size", "3", "--allow-seen", "--device", "cpu", "-q"]
+    sizes: list[int] = []
+    started = running.move
+
+    def counted(inputs: torch.Tensor, *place: Any) -> torch.Tensor:
+        sizes.append(len(inputs))
+        if len(sizes) == 2 and resumed == []:
+            raise KeyboardInterrupt
+        return started(inputs, *place)
+
+    monkeypatch.setattr(running, "move", counted)
+    resumed: list[str] = []
+    run("eval", "base.st", *options, "--predictions", "p.st", "-o", "e.json", code=130)
+    resumed, sizes = ["--resume"], []
+    run("eval", "base.st", *options, "--predictions", "p.st", "-o", "e.json", *resumed)
+    assert sizes == [2, 3, 3]  # the first of these batches has an image that cannot be read
+    run("eval", "base.st", *options, "--predictions", "whole.st", "-o", "f.json")
+    assert Path("p.st").read_bytes() == Path("whole.st").read_bytes()
 
 
 def test_nothing_to_resume_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
-import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,13 +46,11 @@ def json_line(row: Mapping[str, object]) -> str:
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -> None:
     """Write a header line with the names of the fields, then one line for each row; ``handle`` stays open."""
-    text = io.TextIOWrapper(handle, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n")
     for place, row in enumerate(rows):
         if place == 0:
             writer.writerow(row.keys())
         writer.writerow([_cell(value) for value in row.values()])
-    text.detach()  # otherwise the wrapper would close the handle when it is deleted
 
 
 def _cell(value: Any) -> LineValue:

@@ -6,10 +6,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.store import (
@@ -34,26 +32,19 @@ _HINT = "write it again with eval --predictions"
 
 
 class Predictions(LogitsProvider):
-    """The stored predictions of a model, as a row; or of an ensemble, whose members are those of several files.
+    """The stored predictions of a model, as a row.
 
     Args:
-        origin: the name of the file in messages; for several files their names, joined by ``+``.
-        model: the record of the model in the header.
+        tensors: the file.
+        model: the record of the model in its header.
         sets: the data sets, with their ids and labels.
-        files: the files, each with the index in it of every set.
     """
 
-    def __init__(
-        self,
-        origin: str,
-        model: PredictedModelRecord,
-        sets: Sequence[EvalSet],
-        files: Sequence[tuple[FileTensors, Sequence[int]]],
-    ) -> None:
+    def __init__(self, tensors: FileTensors, model: PredictedModelRecord, sets: Sequence[EvalSet]) -> None:
         super().__init__(model)
-        self.origin = origin
+        self.origin = str(tensors.path)
         self.sets = sets
-        self.files = files
+        self._tensors = tensors
         self.members, _, self.classes = self.shape(0)
 
         # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen:
@@ -62,23 +53,18 @@ class Predictions(LogitsProvider):
         self.seen = []
 
         # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
-        self.stored = Chosen.of(model.to_dict(), origin)
+        self.stored = Chosen.of(model.to_dict(), self.origin)
         self.on_features = list(model.feature_scores or ())
         self.scores_fitted_on = model.fitted_on
 
     @property
     def sha256(self) -> str | list[str] | None:
         """The SHA-256 of the model that made the predictions, or a list for several models."""
-        digests: str | list[str] | None = self.record.sha256
-        return digests
+        return self.record.sha256
 
-    def shape(self, index: int) -> tuple[int, int, int]:
+    def shape(self, index: int) -> tuple[int, ...]:
         """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
-        all_members = 0
-        for tensors, indices in self.files:
-            members, samples, classes = tensors.info(tensor_name(indices[index], "logits")).shape
-            all_members += members
-        return all_members, samples, classes
+        return self._tensors.info(tensor_name(index, "logits")).shape
 
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets in the file, the in-distribution (ID) set first."""
@@ -109,36 +95,23 @@ class Predictions(LogitsProvider):
         same = [index for index, stored in enumerate(self.sets) if stored.fingerprint == dataset.fingerprint]
         return min(same, key=lambda index: self.sets[index].name != dataset.name, default=None)
 
-    def piece(self, index: int, rows: range, score: str | None = None) -> npt.NDArray[Any]:
-        """Read the logits of neighbouring samples in a set, ``[members, rows, classes]``; missing logits are NaN.
-
-        Args:
-            index: the index of the set.
-            rows: the samples.
-            score: the name of an OOD score on features to read instead, ``[members, rows, 1]``; None reads logits.
-        """
-        values_by_file = []
-        for tensors, indices in self.files:
-            part = "logits" if score is None else f"scores.{score}"
-            values_by_file.append(read_samples(tensors, tensor_name(indices[index], part), rows))
-        return np.concatenate(values_by_file)
-
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Yield the stored logits of all samples in a set, in pieces that fit into memory; ``rows`` is ignored.
 
-        Samples without logits in any of the files, which could not be read (``--on-bad skip``), are left out.
+        Samples without logits, which could not be read (``--on-bad skip``), are left out.
         """
         index = self._index_of_set(dataset)
         assert index is not None  # check_sets() was called before
         for piece_rows in ranges(self.shape(index)):
-            logits = self.piece(index, piece_rows)
+            logits = read_samples(self._tensors, tensor_name(index, "logits"), piece_rows)
             has_logits = ~is_empty(logits)  # [rows]
             if not has_logits.any():
                 continue
-            kept_rows = np.asarray(piece_rows)[has_logits].tolist()
             kept_scores = {}
             for score in self.on_features:
-                kept_scores[score] = self.piece(index, piece_rows, score)[:, has_logits, 0]
+                values = read_samples(self._tensors, tensor_name(index, f"scores.{score}"), piece_rows)
+                kept_scores[score] = values[:, has_logits, 0]
+            kept_rows = np.asarray(piece_rows)[has_logits].tolist()
             yield LogitsBatch(kept_rows, logits[:, has_logits], kept_scores)
 
 
@@ -199,7 +172,7 @@ def read_predictions(path: str | Path) -> Predictions:
             problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
     if problems:
         raise InputError(f"{path} is broken", _HINT, problems)
-    return Predictions(str(path), model, sets, [(tensors, list(range(len(sets))))])
+    return Predictions(tensors, model, sets)
 
 
 def _read_sets(
@@ -292,10 +265,8 @@ def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header,
     no_logits = f"it has no logits of {samples} samples"
     if logits is None or logits.dtype not in LOGIT_FORMATS:
         return no_logits
-    if len(logits.shape) != 3 or logits.shape[1] != samples:
+    if len(logits.shape) != 3 or logits.shape[1] != samples or 0 in logits.shape:
         return no_logits
-    if min(logits.shape[0], logits.shape[2]) < 1:
-        return "its logits have no member or no class"
 
     # The scores, ids and labels must have the same number of samples.
     ids = header.tensors.get(tensor_name(index, "ids"))

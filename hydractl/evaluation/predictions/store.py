@@ -6,7 +6,6 @@ be resumed with the missing samples, and the finished file is equal byte by byte
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError, OutputError
+from hydractl.errors import InputError
 from hydractl.evaluation.sets import EvalSet
 from hydractl.files.atomic import open_own, storage_error
 from hydractl.files.checkpoint import FileTensors
@@ -101,9 +100,8 @@ def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     Args:
         logits: ``[members, N, classes]``.
     """
-    all_bytes = np.ascontiguousarray(logits).view(np.uint8)
-    bytes_by_logit = all_bytes.reshape(*logits.shape, logits.itemsize)  # [members, N, classes, bytes of a logit]
-    never_written = (bytes_by_logit == EMPTY).all(axis=3)  # [members, N, classes]
+    bits = np.ascontiguousarray(logits).view(f"u{logits.itemsize}")
+    never_written = bits == np.iinfo(bits.dtype).max  # every byte is EMPTY
     return never_written.any(axis=(0, 2))
 
 
@@ -179,27 +177,25 @@ class PredictionsWriter:
         head, order = header_bytes(infos, description)
 
         # Open the file of a stopped run, or a new one, which gets its final size.
+        self.resumed = resume and _has_header(path)
         try:
-            self.resumed = resume and _has_header(path)
-            if self.resumed:
-                there = read_header(path).description or {}
-                if there != description:
-                    raise InputError(
-                        f"{path} holds unfinished predictions of other settings",
-                        hint="give the settings it was begun with, or leave --resume out to begin anew",
-                        problems=differences(_flat(there), _flat(description), "in the file"),
-                    )
             self._file = open(path, "r+b" if self.resumed else "w+b", opener=open_own)  # noqa: SIM115 - see close()
             if not self.resumed:
                 self._write_empty(head, [known.get(name, infos[name].nbytes) for name in order])
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it") from None
             # The header is written before any logit, so a file without a header has nothing to lose.
-            if not _has_header(path):
+            if not path.is_symlink() and not _has_header(path):
                 path.unlink(missing_ok=True)
             raise storage_error(error, path) from error
         header = read_header(path)
+        there = header.description or {}
+        if self.resumed and there != description:
+            self.close()
+            raise InputError(
+                f"{path} holds unfinished predictions of other settings",
+                hint="give the settings it was begun with, or leave --resume out to begin anew",
+                problems=differences(_flat(there), _flat(description), "in the file"),
+            )
         self._tensors = FileTensors(path, replace(header, state=()))  # which reads the file although it changes
 
     def _write_empty(self, head: bytes, contents: Sequence[bytes | int]) -> None:
@@ -273,20 +269,14 @@ class PredictionsWriter:
         """
         info = self._tensors.info(name)
         _, samples, width = info.shape
-        number_format = LOGIT_FORMATS[info.dtype]
+        values = np.ascontiguousarray(columns, dtype=LOGIT_FORMATS[info.dtype])
         start_of_tensor = self._tensors.header.data_start + info.start  # in bytes
-        values = np.ascontiguousarray(columns, dtype=number_format)
-
-        # Samples that lie one behind another in the file are written at once: rows 4, 5, 6, 9 as [4, 5, 6] and [9].
-        indices = np.asarray(rows, dtype=np.int64)
-        ends = np.flatnonzero(np.diff(indices) != 1) + 1
-        neighbours = np.split(indices, ends)
         for member, values_of_member in enumerate(values):
-            for of_file, values_of_samples in zip(neighbours, np.split(values_of_member, ends), strict=True):
+            for row, values_of_sample in zip(rows, values_of_member, strict=True):
                 # The tensor lies member by member, and within a member sample by sample.
-                numbers_before = (member * samples + int(of_file[0])) * width
-                self._file.seek(start_of_tensor + numbers_before * number_format.itemsize)
-                self._file.write(values_of_samples.tobytes())
+                numbers_before = (member * samples + int(row)) * width
+                self._file.seek(start_of_tensor + numbers_before * values.itemsize)
+                self._file.write(values_of_sample)
         self._file.flush()
 
     def read(self, index: int, rows: Sequence[int]) -> LogitsBatch:
@@ -341,12 +331,10 @@ def _ids_and_labels(index: int, dataset: EvalSet) -> dict[str, bytes]:
 def _has_header(path: Path) -> bool:
     """Return whether a file exists and has a header, which is written after everything else has its place."""
     try:
-        with open(path, "rb") as file:
-            header_length = file.read(8)
+        with open(path, "rb", opener=open_own) as file:
+            return any(file.read(8))  # the length of the header, which is never 0
     except OSError:  # usually there is no file; any other problem is reported when the file is opened for writing
         return False
-    is_written = any(header_length)  # the length of a header is never 0
-    return is_written
 
 
 def _flat(description: Mapping[str, object]) -> dict[str, object]:

@@ -8,128 +8,109 @@ line, the incomplete line is dropped. Lines are read one after another, never al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from hydractl.errors import InputError, OutputError
+from hydractl.errors import InputError
 from hydractl.evaluation.predicting import Window
-from hydractl.files.atomic import open_own, storing
+from hydractl.files.atomic import Output, open_own, storing
 from hydractl.jsonio import differences, parse_json
+from hydractl.log import Log
 
 SCHEMA = "hydractl.predict-part/1"
 _BEGIN_ANEW = "leave --resume out to begin anew"
 
 
-class UnfinishedPredictions:
-    """The file with the predictions of an unfinished run, open for appending windows.
+def log_what_resumes(output: Output, log: Log, *, resume: bool) -> None:
+    """Say that there is nothing to resume, or that an unfinished file is not resumed."""
+    exists = output.unfinished.exists()
+    if resume and not exists:
+        log.info(f"nothing to resume: {output.path} is begun")
+    elif exists and not resume:
+        log.info(f"an unfinished {output.unfinished} is begun anew; --resume would have gone on with it")
 
-    The caller must hold the lock of the output to which the file belongs.
+
+def continued(
+    path: Path, fingerprint: Mapping[str, object], predict: Callable[[int], Iterator[Window]], *, resume: bool
+) -> Iterator[Window]:
+    """Yield the windows that a file holds, then those that a function predicts, each after it was appended to the file.
+
+    The caller must hold the lock of the output to which the file belongs. A file without any window is removed.
 
     Args:
-        path: the path of the file.
+        path: the file.
         fingerprint: all settings that decide the predictions, as a flat object of JSON values.
-        resume: whether to continue an existing file; otherwise the file is emptied.
-
-    Attributes:
-        path: the path of the file.
-        stop: the index of the first sample without a prediction; 0 if the file has no window yet.
-        predicted: the number of samples with predictions.
+        predict: returns the windows from the index of a sample on.
+        resume: whether to continue an existing file; otherwise it is emptied.
 
     Raises:
         InputError: with ``resume``, if the file belongs to another run, or is broken before its last line.
         OutputError, StorageError: if the file cannot be written.
     """
-
-    def __init__(self, path: Path, fingerprint: Mapping[str, object], *, resume: bool) -> None:
-        """Open the file and read how far a stopped run came, or begin a new file with its first line."""
-        self.path = path
-        self.stop = 0
-        self.predicted = 0
-        with storing(path):  # turns errors of the file system into hydractl's errors
-            if path.is_symlink():
-                raise OutputError(f"the unfinished file is a symbolic link: {path}", hint="remove it")
-            self._file: IO[bytes] = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by close()
-            try:
-                complete_bytes = self._read_progress(fingerprint) if resume else 0
-                self._file.truncate(complete_bytes)
-                if not complete_bytes:
-                    self._append({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
-            except BaseException:
-                self._file.close()
-                raise
-
-    def append(self, window: Window) -> None:
-        """Append one window to the file, and update ``stop`` and ``predicted``.
-
-        Raises:
-            StorageError, OutputError: if it cannot be written.
-        """
-        with storing(self.path):
-            self._append(window._asdict())
-        self.stop = window.stop
-        self.predicted += len(window.rows)
-
-    def close(self) -> None:
-        """Close the file, and delete it if it has no predictions, as there is nothing to resume; again does nothing."""
-        self._file.close()
-        if not self.predicted:
-            self.path.unlink(missing_ok=True)
-
-    def _append(self, record: Mapping[str, object]) -> None:
-        """Append one record as a line of JSON."""
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-        self._file.write(text.encode("utf-8", "surrogateescape") + b"\n")
-        self._file.flush()
-
-    def _read_progress(self, fingerprint: Mapping[str, object]) -> int:
-        """Read how far a stopped run came: set ``stop`` and ``predicted``.
-
-        Args:
-            fingerprint: the settings that the run must have had.
-
-        Returns:
-            The length of all complete lines in bytes; 0 means that there is nothing to continue.
-
-        Raises:
-            InputError: if the file belongs to another run, with all differences in the settings, or is broken before
-                its last line.
-        """
-        self._file.seek(0)
-        complete_bytes = 0
-        for number, line in enumerate(self._file, start=1):
+    with storing(path):
+        file = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by the next block
+    with file:
+        # What a stopped run has predicted.
+        stop = 0  # the index of the first sample without a prediction
+        complete_bytes = 0  # of all complete lines
+        file.seek(0)
+        for number, line in enumerate(file if resume else (), start=1):
             if not line.endswith(b"\n"):  # the run was killed while it wrote this line
                 break
-            record = parse_json(line, f"line {number} of {self.path}")
-            keys = ("schema", "fingerprint") if number == 1 else Window._fields
-            if not isinstance(record, dict) or set(record) != set(keys):
-                raise self._other_file()
-            # The first line describes the run, which must be this one; every other line is a window of predictions.
+            record = parse_json(line, f"line {number} of {path}")
             if number == 1:
-                stored_fingerprint = record["fingerprint"]
-                if record["schema"] != SCHEMA or not isinstance(stored_fingerprint, dict):
-                    raise self._other_file()
-                problems = differences(stored_fingerprint, fingerprint, "in the file")
-                if problems:
-                    hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
-                    raise InputError(f"{self.path} is of another run", hint=hint, problems=problems)
-            elif type(record["stop"]) is not int or not isinstance(record["rows"], list):
-                raise InputError(f"line {number} of {self.path} is broken", hint=_BEGIN_ANEW)
+                _check_same_run(record, fingerprint, path)
             else:
-                self.stop = record["stop"]
-                self.predicted += len(record["rows"])
+                window = _window_of(record)
+                if window is None:
+                    raise InputError(f"line {number} of {path} is broken", hint=_BEGIN_ANEW)
+                stop = window.stop
+                yield window
             complete_bytes += len(line)
-        return complete_bytes
 
-    def _other_file(self) -> InputError:
-        """Return the error for a file that this program has not written."""
-        return InputError(f"{self.path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+        # All other windows. The first line of a new file is written with its first window.
+        with storing(path):
+            file.truncate(complete_bytes)
+        lines = b"" if complete_bytes else _json_line({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
+        try:
+            for window in predict(stop):
+                with storing(path):
+                    file.write(lines + _json_line(window._asdict()))
+                    file.flush()
+                lines = b""
+                yield window
+        finally:
+            if not os.fstat(file.fileno()).st_size:
+                path.unlink(missing_ok=True)
 
 
-def windows_in(path: Path) -> Iterator[Window]:
-    """Yield the windows of a file without incomplete lines."""
-    with storing(path), open(path, "rb", opener=open_own) as lines:
-        next(lines, None)  # skip the first line, which describes the run
-        for line in lines:
-            record = json.loads(line)
-            yield Window(record["stop"], record["rows"], record["skipped"])
+def _json_line(record: Mapping[str, object]) -> bytes:
+    """Return a record as a line of JSON."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+def _check_same_run(first_record: Any, fingerprint: Mapping[str, object], path: Path) -> None:
+    """Raise an error unless the first line of a file describes this run.
+
+    Raises:
+        InputError: with all differences in the settings, or because it is a file of something else.
+    """
+    stored = first_record.get("fingerprint") if isinstance(first_record, dict) else None
+    if not isinstance(stored, dict) or first_record.get("schema") != SCHEMA:
+        raise InputError(f"{path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+    problems = differences(stored, fingerprint, "in the file")
+    if problems:
+        hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
+        raise InputError(f"{path} is of another run", hint=hint, problems=problems)
+
+
+def _window_of(record: Any) -> Window | None:
+    """Return the window that a line holds; None for a line that this program has not written."""
+    if not isinstance(record, dict) or set(record) != set(Window._fields):
+        return None
+    window = Window(**record)
+    is_sound = type(window.stop) is int and isinstance(window.rows, list) and isinstance(window.skipped, dict)
+    return window if is_sound else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hydractl.data.batching import Batch
 from hydractl.data.names import read_words
 from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
-from hydractl.evaluation.predictions.concatenated import heads_of_all_members, total_cost
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import EvalSet
@@ -35,7 +33,7 @@ from hydractl.log import Log
 from hydractl.metrics.ood_scores import HEDGE, LAYERS, OF_LAYERS, OF_UNSIGNED, ON_FEATURES, on_features
 from hydractl.metrics.probabilities import Floats
 from hydractl.model.arriving import Arriving, one_behind
-from hydractl.model.cost import dense_macs, macs, parameters
+from hydractl.model.cost import cost_of, dense_macs, total_cost
 from hydractl.model.detection import (
     TrainingFeatures,
     ensemble_features,
@@ -74,16 +72,13 @@ class RunningModel(LogitsProvider):
         descriptions = [source.description for source in argument.sources]
         first_source = argument.sources[0]
         passes = 1 if options.dropout is None else options.dropout.passes
-        cost = total_cost([_cost(source, options.whole_last_block) for source in argument.sources])
-        macs_of_pass = cost.macs
-        assert macs_of_pass is not None
         super().__init__(
             PredictedModelRecord.partly(
                 name=argument.name,
                 labels=next((each.labels for each in descriptions if each.labels is not None), None),
-                heads=heads_of_all_members([_kept_heads(source) for source in argument.sources]),
+                heads=_kept_heads(argument.sources),
                 training=trainings_of(descriptions),
-                cost=cost.model_copy(update={"macs": passes * macs_of_pass}),
+                cost=_cost(argument.sources, options.whole_last_block, passes),
                 prompt=first_source.description.prompt,
                 max_length=first_source.description.preprocess.get("max_length"),
                 batch_size=options.batch_size,
@@ -167,84 +162,69 @@ class RunningModel(LogitsProvider):
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Run the model, and yield the logits of each batch in float32, or in float64 if the model runs in float64.
 
-        Args:
-            dataset: the data set.
-            rows: the indices of the only samples to run, in this order; None means all samples.
-        """
-        seed = "" if self.mc_dropout is None else dataset.fingerprint
-        yield from self.answers(self._batches_as_read(dataset, rows), seed)
-
-    def answers(self, batches: Iterable[Batch], fingerprint: str = "") -> LogitsBatches:
-        """Run the model on batches that :meth:`loaded` has preprocessed, and yield the logits of each.
-
         On a GPU the next batch is started before the answer to the last one is waited for.
 
         Args:
-            batches: the batches.
-            fingerprint: that of their data set, by which MC dropout seeds its masks.
+            dataset: the data set.
+            rows: the indices of the only samples to run, in this order, of which none need be readable; None means all
+                samples.
         """
         # A model in 16 bits also gives float32 here, because metrics are computed from at least float32.
-        dtype_of_logits = torch.float32
-        if self.options.dtype == "float64":
-            dtype_of_logits = torch.float64
-        device = self._parameter().device
-        for indices, outputs in one_behind(self._started_batches(batches, fingerprint), device):
+        dtype_of_logits = torch.float64 if self.options.dtype == "float64" else torch.float32
+        for indices, outputs in one_behind(self._started_batches(dataset, rows), self._parameter().device):
             logits, *features = outputs.arrived()
             scores: Mapping[str, Floats] = {}
             if self.detector is not None:
                 scores = self.detector.scores(logits, features)
             yield LogitsBatch(indices, logits.to(dtype_of_logits).numpy(), scores)
 
-    def _started_batches(self, batches: Iterable[Batch], fingerprint: str) -> Iterator[tuple[Sequence[int], Arriving]]:
+    def _started_batches(
+        self, dataset: EvalSet, rows: Sequence[int] | None
+    ) -> Iterator[tuple[Sequence[int], Arriving]]:
         """Start the model on each batch; yield the indices of its samples, and its logits and features, still arriving.
 
-        Args:
-            batches: the batches, preprocessed for this model.
-            fingerprint: that of their data set.
+        The arguments are those of :meth:`batches`.
         """
         model = self.loaded()
-        parameter = self._parameter()
-        for batch in batches:
-            inputs = move(batch.inputs, parameter.device, parameter.dtype)
+        seed = "" if self._dropout_passes is None else dataset.fingerprint
+        for indices, inputs in self._inputs(dataset, rows):
             features: Sequence[Tensor] = []
             with torch.inference_mode():
                 if self._dropout_passes is not None:  # the settings allow no scores on features with it
-                    logits = self._dropout_passes.member_logits(inputs, fingerprint, batch.indices[0])
+                    logits = self._dropout_passes.member_logits(inputs, seed, indices[0])
                 elif self.detector is not None:
                     layers = self.detector.takes_layers
                     logits, features = ensemble_features(models_of(model), inputs, layers=layers)
                 else:
                     logits = model.member_logits(inputs)
                 outputs = Arriving([logits, *features])
-            yield batch.indices, outputs
+            yield indices, outputs
 
-    def _batches_as_read(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[Batch]:
-        """Return the batches of a data set, preprocessed for this model.
+    def _inputs(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> Iterator[tuple[Sequence[int], Any]]:
+        """Yield the indices and the inputs of each batch of a data set, on the model's device and in its dtype.
 
         Args:
             dataset: the data set.
             rows: the indices of the only samples to read, in this order; None means all samples.
         """
+        model = self.loaded()
+        parameter = self._parameter()
         description = self.argument.sources[0].description
         preprocess = {"family": description.family, **description.preprocess}
-        collate = self.loaded().preprocess
-        return read_batches(
-            dataset, collate, preprocess, self.options.batch_size, workers=self.options.workers, rows=rows
-        )
+        options = self.options
+        for batch in read_batches(
+            dataset, model.preprocess, preprocess, options.batch_size, workers=options.workers, rows=rows
+        ):
+            yield batch.indices, move(batch.inputs, parameter.device, parameter.dtype)
 
     def _fitting_inputs(self, data: EvalSet | None) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yield the indices and the inputs of each batch in a data set for fitting; yield nothing without a set.
-
-        Inputs are on the model's device and in its dtype. Progress is shown.
-        """
+        """Yield the indices and the inputs of each batch of training data, and show progress; nothing for None."""
         if data is None or data.dataset is None:
             return
-        parameter = self._parameter()
         with self.log.progress(f"{self.name} on {data.name}", len(data), "samples") as progress:
-            for batch in self._batches_as_read(data):
-                inputs = move(batch.inputs, parameter.device, parameter.dtype)
-                yield batch.indices, inputs
-                progress.advance(len(batch.indices))
+            for indices, inputs in self._inputs(data):
+                yield indices, inputs
+                progress.advance(len(indices))
 
     def release(self) -> None:
         """Release the weights."""
@@ -383,23 +363,31 @@ def models_of(model: Runnable) -> list[HydraModel]:
     return [model]
 
 
-def _kept_heads(source: Source) -> list[PredictedSiteRecord]:
-    """Return for each site (attention block) of a file the heads that each of its members keeps."""
-    masks = source.description.masks
-    sites = []
-    for site in source.sites:
-        kept_by_member = [list(mask.kept[site.path]) for mask in masks]
-        heads = masks[0].heads[site.path]
-        sites.append(PredictedSiteRecord(site=site.path, tower=site.tower, heads=heads, kept=kept_by_member))
-    return sites
+def _kept_heads(sources: Sequence[Source]) -> list[PredictedSiteRecord]:
+    """Return for each site (attention block) the heads that every member of all files keeps; empty if sites differ."""
+    sites_by_file = []
+    for source in sources:
+        heads = source.description.masks[0].heads
+        sites_by_file.append([(site.path, site.tower, heads[site.path]) for site in source.sites])
+    if any(sites != sites_by_file[0] for sites in sites_by_file):
+        return []
+
+    masks = [mask for source in sources for mask in source.description.masks]
+    records = []
+    for path, tower, heads_there in sites_by_file[0]:
+        kept_by_member = [list(mask.kept[path]) for mask in masks]
+        records.append(PredictedSiteRecord(site=path, tower=tower, heads=heads_there, kept=kept_by_member))
+    return records
 
 
-def _cost(source: Source, whole_last_block: bool) -> CostRecord:
-    """Return the number of parameters of a file, and its multiply-adds for one sample."""
-    description = source.description
+def _cost(sources: Sequence[Source], whole_last_block: bool, passes: int) -> CostRecord:
+    """Return the number of parameters of all files together, and the multiply-adds of all passes for one sample."""
+    total = total_cost(
+        cost_of(source.description, source.tensors, whole_last_block=whole_last_block) for source in sources
+    )
     return CostRecord(
-        params=parameters(source.tensors),
-        params_nonzero=description.params_nonzero,
-        macs=macs(description, source.tensors, whole_last_block=whole_last_block),
-        single_macs=dense_macs(description, whole_last_block=whole_last_block),
+        params=total["params"],
+        params_nonzero=total.get("params_nonzero"),
+        macs=passes * total["macs"],
+        single_macs=dense_macs(sources[0].description, whole_last_block=whole_last_block),
     )
