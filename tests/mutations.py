@@ -515,8 +515,8 @@ MUTATIONS = (
     Mutation(
         "an unfinished file replaces what another command has written",
         "hydractl/verbs/predict.py",
-        "Output(path, force=self.options.force, ",
-        "Output(path, force=self.options.force or self.options.resume, ",
+        "Output(path, force=plan.options.force, ",
+        "Output(path, force=plan.options.force or resume, ",
         "tests/verbs/test_predict.py -k fault_105",
     ),
     Mutation(

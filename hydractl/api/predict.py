@@ -51,7 +51,6 @@ def predict(
     top: int = predicting(
         "List the N most probable classes of each sample [classes]", default=0, at_least=0, often=True
     ),
-    members: bool = predicting("Say what each member predicts, too", default=False, often=True),
     flagged: bool = predicting(
         "List only the samples that are flagged; a file of predictions holds all", default=False, often=True
     ),

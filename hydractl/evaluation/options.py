@@ -157,7 +157,6 @@ class PredictOptions(EvalRunOptions):
 
     Attributes:
         top: the number of most probable classes that the line of a sample lists; 0 lists none.
-        members: whether it lists the prediction of each member.
         flagged: whether only flagged samples are listed; files of predictions hold all.
         limit: the most samples to predict; None for all.
         on_bad: what happens to a sample that cannot be read: ``error`` or ``skip``.
@@ -167,7 +166,6 @@ class PredictOptions(EvalRunOptions):
     """
 
     top: int = 0
-    members: bool = False
     flagged: bool = False
     limit: int | None = None
     on_bad: str = "error"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hydractl.data import Dataset
+from hydractl.data.base import MOST_LISTED
 from hydractl.data.batching import longest_first
 from hydractl.evaluation.gathering import check_finite_batch
 from hydractl.evaluation.predictions.lines import CUT, FLAG
@@ -30,14 +30,8 @@ from hydractl.model.prediction import Prediction, prediction_of
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
 
-ClassNames = Sequence[str] | range
-"""The name of each class; classes without names are called by their numbers."""
-
 WINDOW_BATCHES = 16
 """The number of batches in a window of texts. Texts are sorted by length within a window, so that little is padded."""
-
-_MOST_IDS = 1000
-"""The most skipped samples that a summary lists by their ids, so that it stays short."""
 
 
 def window_size(dataset: Dataset, batch_size: int) -> int:
@@ -47,9 +41,7 @@ def window_size(dataset: Dataset, batch_size: int) -> int:
     and so every prediction is equal bit by bit.
     """
     has_texts = dataset.lengths() is not None
-    if not has_texts:
-        return batch_size
-    return batch_size * WINDOW_BATCHES
+    return batch_size * WINDOW_BATCHES if has_texts else batch_size
 
 
 class Window(NamedTuple):
@@ -66,9 +58,7 @@ class Window(NamedTuple):
     skipped: dict[str, str]
 
 
-def predicted_windows(
-    model: RunningModel, dataset: Dataset, start: int = 0, *, top: int = 0, members: bool = False
-) -> Iterator[Window]:
+def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, top: int = 0) -> Iterator[Window]:
     """Yield the predictions for a data set, window by window, in their order in the data set.
 
     A window is one batch or, of texts, 16 batches, within which the longest texts run first. Samples that cannot be
@@ -79,7 +69,6 @@ def predicted_windows(
         dataset: the samples.
         start: the index of the first sample to predict, where a window begins.
         top: the number of most probable classes that a line lists; 0 lists none.
-        members: whether it lists the prediction of each member.
 
     Raises:
         NonFiniteError: if a logit is not finite; the message names the first such sample.
@@ -106,7 +95,7 @@ def predicted_windows(
         for batch in model.batches(inputs, running_order):
             check_finite_batch(batch, dataset.ids, model.name)
             prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
-            lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top=top, members=members)
+            lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top)
             line_by_sample.update(zip(batch.rows, lines, strict=True))
             # One batch can complete several windows, because a batch without any readable sample is not yielded.
             while windows and all(sample in line_by_sample or sample in skipped for sample in windows[0]):
@@ -129,7 +118,7 @@ def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Da
 
 
 def _lines_of_batch(
-    prediction: Prediction, rows: Sequence[int], dataset: Dataset, collate: Any, *, top: int, members: bool
+    prediction: Prediction, rows: Sequence[int], dataset: Dataset, collate: Any, top: int
 ) -> Iterator[PredictionRow]:
     """Yield the line of each sample in a batch; entropy and mutual information are in nats.
 
@@ -138,7 +127,7 @@ def _lines_of_batch(
         rows: the indices of the samples in the data set.
         dataset: the data set.
         collate: makes the inputs of the model; for texts, see :func:`hydractl.data.text.cut_warning`.
-        top, members: see :func:`predicted_windows`.
+        top: see :func:`predicted_windows`.
     """
     names = prediction.labels or range(prediction.probabilities.shape[1])  # of the classes; without names, numbers
 
@@ -148,7 +137,7 @@ def _lines_of_batch(
         true_names = [names[label] for label in labels]
 
     # The values of each field, a list with one for each sample. A score may say nothing of a model of one member.
-    columns: dict[str, Sequence[Any]] = {
+    columns: dict[str, list[Any]] = {
         "id": [dataset.ids[row] for row in rows],
         "label": true_names,
         "predicted": [names[index] for index in prediction.predicted.tolist()],
@@ -166,31 +155,13 @@ def _lines_of_batch(
         columns["set"] = [[names[index] for index in in_set.nonzero().flatten().tolist()] for in_set in prediction.sets]
     if top:
         # Of equally probable classes the one with the lower number comes first.
-        sorted_probabilities, sorted_classes = torch.sort(prediction.probabilities, dim=1, descending=True, stable=True)
-        columns["top"] = _entries(sorted_classes[:, :top], sorted_probabilities[:, :top], names, "label", "p")
-    if members:
-        confidence, predicted = prediction.member_probabilities.max(dim=2)  # each [members, B]
-        columns["members"] = _entries(predicted.T, confidence.T, names, "predicted", "confidence")
+        probabilities, classes = torch.sort(prediction.probabilities, dim=1, descending=True, stable=True)  # [B, C]
+        columns["top"] = []
+        for numbers, values in zip(classes[:, :top].tolist(), probabilities[:, :top].tolist(), strict=True):
+            entries = zip(numbers, values, strict=True)
+            columns["top"].append([{"label": names[number], "p": value} for number, value in entries])
     for values_of_sample in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values_of_sample, strict=True))
-
-
-def _entries(
-    classes: Tensor, probabilities: Tensor, names: ClassNames, class_key: str, probability_key: str
-) -> list[list[dict[str, Any]]]:
-    """Return for each of B samples a list of K classes and their probabilities, such as ``{"label": "cat", "p": 0.9}``.
-
-    Args:
-        classes: the numbers of the classes, ``[B, K]``.
-        probabilities: their probabilities, ``[B, K]``.
-        names: the names of all classes.
-        class_key, probability_key: the keys of an entry.
-    """
-    entries_by_sample = []
-    for numbers, values in zip(classes.tolist(), probabilities.tolist(), strict=True):
-        pairs = zip(numbers, values, strict=True)
-        entries_by_sample.append([{class_key: names[number], probability_key: value} for number, value in pairs])
-    return entries_by_sample
 
 
 # --- the summary ------------------------------------------------------------------------------------------------------
@@ -217,10 +188,9 @@ class PredictionTally:
         for window in windows:
             self.predicted += len(window.rows)
             self._skipped += len(window.skipped)
-            room = _MOST_IDS - len(self._skipped_ids)
-            self._skipped_ids += list(window.skipped)[:room]
+            self._skipped_ids = [*self._skipped_ids, *window.skipped][:MOST_LISTED]
             for row in window.rows:
-                self._flagged += bool(row.get("is_ood"))  # None without a threshold
+                self._flagged += bool(row.get(FLAG))  # None without a threshold
                 self._cut += row.get(CUT, False)
                 self._confidence_sum += row["confidence"]
                 self._classes[row["predicted"]] += 1
@@ -237,17 +207,13 @@ class PredictionTally:
         if model.threshold is not None:
             low, high = share_interval(self._flagged, self.predicted)
             flagged = FlaggedRecord(n=self._flagged, share=self._flagged / self.predicted, ci=(low, high))
-        classes = [PredictedClassRecord(label=label, n=count) for label, count in self._classes.most_common()]
-        skipped = None
-        if self._skipped:
-            skipped = SkippedRecord(n=self._skipped, ids=self._skipped_ids)
         return PredictAnswer(
             model=model,
             n=self.predicted,
             confidence=self._confidence_sum / self.predicted,
             ood=flagged,
-            classes=classes,
-            skipped=skipped,
+            classes=[PredictedClassRecord(label=label, n=count) for label, count in self._classes.most_common()],
+            skipped=SkippedRecord(n=self._skipped, ids=self._skipped_ids) if self._skipped else None,
             cut=self._cut or None,
             output=output,
         )

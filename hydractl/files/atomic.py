@@ -32,8 +32,6 @@ def storage_error(error: OSError, path: Path) -> HydraError:
         return StorageError(
             f"cannot write {path}: {error.strerror}", hint="free some space or choose another folder with -o"
         )
-    if error.errno == errno.ELOOP:  # `open_own` follows no links: another file could be overwritten
-        return OutputError(f"what would be written is a symbolic link: {path}", hint="remove it")
     return OutputError(f"cannot write {path}: {error.strerror or error}")
 
 

@@ -69,26 +69,20 @@ class _Plan:
 
     def windows(self, start: int) -> Iterator[Window]:
         """Yield the predictions for the samples from index ``start`` on, a few batches at a time."""
-        options = self.options
-        return predicted_windows(self.model, self.dataset, start, top=options.top, members=options.members)
+        return predicted_windows(self.model, self.dataset, start, top=self.options.top)
 
     @property
     def paths(self) -> list[Path]:
         """The paths of the files that are written."""
         return [path for path in (self.lines, self.report) if path is not None]
 
-    def claimed_report(self, stack: ExitStack) -> Output | None:
-        """Claim the file of the summary before predicting; the stack frees it after an error. None for no file."""
-        if self.report is None:
-            return None
-        return stack.enter_context(Output(self.report, force=self.options.force, resumed=self.options.resume))
-
 
 def run(call: Call) -> Outcome:
     """Return the summary of the predictions of one model for every input, which are written to a file.
 
-    Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they are taken, and fill
-    in the summary after the last one. A dry run returns how many inputs there are.
+    Without an output file nothing is predicted yet: the ``lines`` of the outcome predict while they are taken, with
+    ``--flagged`` only those of flagged samples, and fill in the summary after the last one. A dry run returns how many
+    inputs there are.
     """
     if not alone():
         hint = "give each process a part of its own: hydractl predict MODEL 'SPEC?part=1/4' -o 1.jsonl"
@@ -101,16 +95,17 @@ def run(call: Call) -> Outcome:
         return Outcome(PredictAnswer.planned(model=record, n=len(plan.dataset), files_=names))
 
     # Without a file: lines, which predict when they are taken.
-    log = call.log
-    announce_reading(plan.model.argument.sources, log)
+    announce_reading(plan.model.argument.sources, call.log)
+    outcome = Outcome(PredictAnswer.partly())
     if plan.lines is None:
-        outcome = Outcome(PredictAnswer.partly())
-        outcome.lines = _predict_line_by_line(plan, outcome, log)
+        rows = _rows(plan, plan.windows(0), outcome, call.log)
+        outcome.lines = (row for row in rows if row[FLAG]) if plan.options.flagged else rows
         return outcome
     try:
-        return _predict_into_file(plan, plan.lines, log)
+        _predict_into_file(plan, plan.lines, outcome, call.log)
     except KeyboardInterrupt:
         raise Interrupted(hint="add --resume to the same command to go on") from None
+    return outcome
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -173,48 +168,39 @@ def _plan(call: Call) -> _Plan:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _rows(plan: _Plan, windows: Iterator[Window], tally: PredictionTally) -> Iterator[PredictionRow]:
-    """Yield the rows of windows, and count them.
+def _rows(plan: _Plan, windows: Iterator[Window], outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
+    """Yield the row of each sample in windows; after the last one fill in ``outcome``, and write the summary.
 
     Raises:
         InputError: none of the inputs can be read.
     """
-    yield from tally.counted(windows)
-    if not tally.predicted:
-        skipped = plan.dataset.skipped or {}
-        reasons = [skipped[row] for row in sorted(skipped)]
-        raise InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
-
-
-def _predict_line_by_line(plan: _Plan, outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
-    """Yield a row for each sample as it is predicted; with ``--flagged``, only for those that are flagged as OOD.
-
-    After the last row the summary is filled in, in ``outcome``.
-    """
+    options = plan.options
     with ExitStack() as stack:
-        report = plan.claimed_report(stack)
+        report = None
+        if plan.report is not None:
+            report = stack.enter_context(Output(plan.report, force=options.force, resumed=options.resume))
         tally = PredictionTally()
-        for row in _rows(plan, plan.windows(0), tally):
-            if not plan.options.flagged or row[FLAG]:
-                yield row
+        yield from tally.counted(windows)
+        if not tally.predicted:
+            skipped = plan.dataset.skipped or {}
+            reasons = [skipped[row] for row in sorted(skipped)]
+            raise InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
         _sum_up(plan, tally, report, outcome, log)
 
 
-def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
-    """Return the summary of the predictions, after they were written to a file.
+def _predict_into_file(plan: _Plan, path: Path, outcome: Outcome, log: Log) -> None:
+    """Write the predictions to a file, and fill in ``outcome``.
 
     They are in an unfinished file beside it, too (``NAME.part``). A run that is stopped leaves it, and one with
     ``--resume`` goes on after its last sample.
 
     Raises:
-        InputError: the unfinished file is of another run.
+        InputError: none of the inputs can be read, or the unfinished file is of another run.
     """
+    # A stopped run may already have written the outputs, and left its unfinished file because it was not at its end.
+    # Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
     resume = plan.options.resume
-    with ExitStack() as stack:
-        # A stopped run may already have written the outputs, and left its unfinished file because it was not at its
-        # end. Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
-        output = stack.enter_context(Output(path, force=plan.options.force, resumed=resume))
-        report = plan.claimed_report(stack)
+    with Output(path, force=plan.options.force, resumed=resume) as output:
         log_what_resumes(output, log, resume=resume)
 
         def predict(start: int) -> Iterator[Window]:
@@ -223,19 +209,14 @@ def _predict_into_file(plan: _Plan, path: Path, log: Log) -> Outcome:
                 log.info(f"{output.unfinished} is resumed: {total - start:,} of {total:,} are left")
             return plan.windows(start)
 
-        # An input that cannot be read may stop it (--on-bad error). Without any predictions there is nothing to resume.
-        tally = PredictionTally()
         windows = continued(output.unfinished, _fingerprint(plan), predict, resume=resume)
         try:
-            write_rows(output, _rows(plan, windows, tally))
-        except UnreadableSample as error:
-            if tally.predicted:
+            write_rows(output, _rows(plan, windows, outcome, log))
+        except UnreadableSample as error:  # by --on-bad error; without any predictions there is nothing to resume
+            if output.unfinished.exists():
                 error.hint = f"{error.hint}; --resume goes on once it is replaced"
             raise
-        outcome = Outcome(PredictAnswer.partly())
-        _sum_up(plan, tally, report, outcome, log)
         output.unfinished.unlink(missing_ok=True)
-    return outcome
 
 
 def _fingerprint(plan: _Plan) -> dict[str, Any]:
@@ -254,7 +235,6 @@ def _fingerprint(plan: _Plan) -> dict[str, Any]:
         "inputs": digest_of_inputs,
         "on_bad": options.on_bad,
         "top": options.top,
-        "members": options.members,
         **plan.model.record.model_dump(mode="json", include=decisive),
     }
 

@@ -61,7 +61,8 @@ def test_both_are_those_of_open_clip_for_one_model_and_for_an_ensemble() -> None
     predictions = read_predictions("p.pred.st")
     of_members = [expected(seed, pixels_of("data.npz")) for seed in (0, 1)]
     for name, tolerance in (("mcm", 1e-6), ("neglabel", 1e-3)):
-        kept = predictions.piece(0, range(40), name)[..., 0]
+        (batch,) = predictions.batches(predictions.sets[0])
+        kept = batch.scores[name]
         assert kept == pytest.approx(np.stack([scores[name] for scores in of_members]), abs=tolerance)
     row = read_json("e.json")["models"][0]
     assert list(row["scores"]) == ["neglabel", "mcm"] and len(row["fitted_on"]["negative_words"]) == 64

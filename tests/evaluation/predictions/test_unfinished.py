@@ -50,7 +50,6 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
 def test_a_symbolic_link_is_never_followed(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "precious").write_bytes(bytes(16))
     (tmp_path / "p.part").symlink_to(tmp_path / "precious")
-    with pytest.raises(OutputError, match=r"p\.part$") as caught:
+    with pytest.raises(OutputError, match=r"cannot write .*p\.part: .*symbolic link"):
         writer(tmp_path / "p.part", resume=resume)
-    assert caught.value.hint == "remove it"
     assert (tmp_path / "precious").read_bytes() == bytes(16)
