@@ -199,7 +199,7 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     first = shown_name(rows[0].name)
     if study is not None:
         yield _Section("own", "Models with another score", tables=[own_scores_table(study)])
-        yield _Section("ruled-out", "Ruled out on validation data, and not tested", tables=[ruled_out_table(study)])
+        yield _Section("ruled-out", "Models that were not tested", tables=[ruled_out_table(study)])
     yield _Section("further", "Further metrics", tables=[tables.further_table(rows)])
     yield _Section("difference", f"Differences to {first}", tables=[tables.difference_table(rows)])
     yield _Section(

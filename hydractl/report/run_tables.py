@@ -25,7 +25,7 @@ from hydractl.report.study_figures import (
     legend,
     next_steps,
     own_scores_table,
-    ruled_out_sentence,
+    ruled_out_table,
     study_table,
 )
 from hydractl.report.tables import UNKNOWN, fact_table, fitted, plain_table
@@ -269,13 +269,13 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
     if at_a_glance is not None:
         parts += [Text(""), fitted(at_a_glance, width), Text("")]
     parts += map(Text, in_brief(answer))
-    for table in (study_table(answer), own_scores_table(answer)):
+
+    # What the names mean, before they are used in the tables.
+    parts.append(fact_table([*legend(answer, [*answer.rows, *answer.ruled_out]).items()]))
+    for table in (study_table(answer), own_scores_table(answer), ruled_out_table(answer)):
         if table.rows:
             heads = [(label.replace(" ", "\n"), "") for label, _ in table.heads]
             parts += [Text(""), fitted(replace(table, heads=heads), width)]
-    if answer.ruled_out:
-        parts += [Text(""), Text(ruled_out_sentence(answer))]
-    parts.append(fact_table([*legend(answer, [*answer.rows, *answer.ruled_out]).items()]))
 
     if answer.next:
         parts += [Text(""), Text("what now:")]

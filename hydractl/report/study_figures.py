@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydractl.files.eval_answer import EvalRow
@@ -138,24 +137,18 @@ def in_brief(study: StudyAnswer) -> list[str]:
 
 
 def _flagged(study: StudyAnswer) -> list[str]:
-    """Return the sentence on the share of each test set that the threshold of ``best.st`` flags; empty without one.
-
-    If the threshold was set by a share of ID samples (the rule is ``id:0.05``), it says why other samples differ.
-    """
+    """Return the sentence on the share of each test set that the threshold of ``best.st`` flags; empty without one."""
     threshold = study.use.threshold
     if threshold is None or threshold.id_flagged is None:
         return []
     shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
     listed = [f"{percent(share)} of {name}" for name, share in shares.items() if share is not None]
-    sentence = f"The threshold of best.st flags {', '.join(listed)}."
-    wanted = re.fullmatch(r"id:(0?\.\d+)", threshold.rule or "")
-    if wanted is not None and study.choice.n is not None:
-        samples = f"the {study.choice.n:,} ID samples of --val that it was chosen on"
-        promised = f"at most {100 * float(wanted[1]):g} % of {samples}"
-        by_chance = "the fewer these are, the more the share of others differs by chance"
-        of_fpr95 = "FPR95 is of other thresholds, which find 95 % of OOD"
-        sentence += f" It was set to flag {promised}; {by_chance}. {of_fpr95}."
-    return [sentence]
+    count = "" if study.choice.n is None else f"{study.choice.n:,} "
+    return [
+        f"The threshold of best.st flags {', '.join(listed)}. It was set to {threshold.rule} of the {count}ID samples "
+        "of --val that it was chosen on; the fewer these are, the more the share of others differs by chance. FPR95 is "
+        "of other thresholds, which find 95 % of OOD."
+    ]
 
 
 def _how_sure(study: StudyAnswer) -> str:
@@ -235,13 +228,7 @@ def ruled_out_table(study: StudyAnswer) -> Table:
     for row in study.ruled_out:
         rows.append([row.name, row.reason, *_cells(row.validation, keys), number(row.mac_ratio, 2)])
     titles = ["model", "why", *(f"validation {title}" for title in _AT_A_GLANCE), "mult-adds ratio"]
-    return text_table("", titles, rows, left=2)
-
-
-def ruled_out_sentence(study: StudyAnswer) -> str:
-    """Return the sentence on the models that did not run on the test data."""
-    reasons = [f"{row.name} ({row.reason})" for row in study.ruled_out]
-    return f"Ruled out on validation data, and not run on the test data: {'; '.join(reasons)}."
+    return text_table("Ruled out on validation data, and not run on the test data", titles, rows, left=2)
 
 
 def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
@@ -249,11 +236,12 @@ def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
 
     Models of one kind, such as whole-avg@12 and whole-avg@24, have one entry: whole-avg@N.
     """
-    terms: dict[str, str] = {}
+    names = {}
     for row in rows:
         kind, at, _ = row.name.partition("@")
-        if kind in _MADE_OF:
-            terms[f"{kind}@N" if at else kind] = _MADE_OF[kind]
+        names[kind] = f"{kind}@N" if at else kind
+    # In the order of the explanations, as some speak of the one before.
+    terms = {names[kind]: words for kind, words in _MADE_OF.items() if kind in names}
     if study.common_score in _SCORES:
         terms[study.common_score] = _SCORES[study.common_score]
     terms |= _FIGURES

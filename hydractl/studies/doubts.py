@@ -12,17 +12,14 @@ import numpy.typing as npt
 
 from hydractl.files.study_answer import StabilityRecord
 from hydractl.metrics.bootstrap import Resampled, paired_differences
-from hydractl.metrics.confidence import share_difference_interval, share_interval
+from hydractl.metrics.confidence import share_difference_interval
 from hydractl.report.eval_tables import signed_number, signed_range
-from hydractl.report.texts import number, percent
+from hydractl.report.texts import number
 from hydractl.studies.rule import BLIND, Difference
 from hydractl.studies.words import AUROC_MARGIN, KINDS, NLL
 
 OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
-_LIKELIHOOD_RATIO = 3.84
-"""The 0.95 quantile of the chi-squared distribution with one degree of freedom: below it, twice the gain in
-log-likelihood by one fitted number may be chance (Wilks 1938)."""
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
@@ -36,18 +33,10 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     """
     if not blind:
         return []
-    # Pronouns for one set, or for several.
-    subject, object_ = "it", "it"
-    if len(blind) > 1:
-        subject, object_ = "they", "them"
     # If other sets had a vote, the choice was made by those.
-    if telling:
-        consequence = f"{subject} had no vote"
-    else:
-        consequence = f"nothing could be chosen on {object_}"
-    names = ", ".join(blind)
+    consequence = "they had no vote" if telling else "nothing could be chosen on them"
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
-    sentences = [f"OOD validation data that tell nothing: {names} ({reason}), so {consequence}."]
+    sentences = [f"OOD validation data that tell nothing: {', '.join(blind)} ({reason}), so {consequence}."]
     if searched in blind:
         sentences.append(
             f"Heads were searched on {searched} all the same, so the models of circuits say nothing of what a search "
@@ -83,20 +72,14 @@ def of_accuracies(correct: npt.NDArray[np.bool_], test_correct: npt.NDArray[np.b
     ]
 
 
-def of_temperature(temperature: float, validation_gain: float, calibrated: Resampled, raw: Resampled) -> list[str]:
-    """Return a sentence if a temperature below 1 makes the NLL of the test data worse; else an empty list.
-
-    Both must be significant, that it suits the validation data and that it harms the test data: a temperature that is
-    fitted to few samples may lie below 1 by chance.
+def of_temperature(temperature: float, calibrated: Resampled, raw: Resampled) -> list[str]:
+    """Return a sentence if a temperature below 1 makes the NLL of the test data significantly worse; else nothing.
 
     Args:
         temperature: the temperature of the row to use.
-        validation_gain: by how much it lowers the negative log-likelihood of all validation samples together, in nats.
         calibrated, raw: the mean NLL of that row on the test data, with the temperature and without.
     """
     if temperature >= 1:  # such a temperature makes predictions more careful, not sharper
-        return []
-    if 2 * validation_gain < _LIKELIHOOD_RATIO:  # the validation data do not contradict a temperature of 1
         return []
     # NLL with the temperature minus NLL without: the interval must lie above 0, as lower is better.
     change = paired_differences(raw, calibrated)[NLL]
@@ -105,11 +88,10 @@ def of_temperature(temperature: float, validation_gain: float, calibrated: Resam
     if low <= 0:
         return []
 
-    temperature_text = number(temperature, 3)
-    rise = signed_number(change["value"])
+    rise = f"{signed_number(change['value'])} ({signed_range(low, high)})"
     return [
-        f"The temperature {temperature_text} sharpens probabilities, and makes the NLL of the test data worse by "
-        f"{rise} ({signed_range(low, high)}): it suits the validation data alone; was the model trained on them?"
+        f"The temperature {number(temperature, 3)} sharpens probabilities, and makes the NLL of the test data worse by "
+        f"{rise}: it suits the validation data alone, because they are few, or the model was trained on them."
     ]
 
 
@@ -130,26 +112,6 @@ def of_limits(row: str, losses: Mapping[str, Difference], limits: Mapping[str, f
             "not ruled out."
         )
     return sentences
-
-
-def of_threshold(promised: float, flagged: int, n: int, chosen_flagged: int, chosen_n: int) -> list[str]:
-    """Return a sentence if a threshold flags significantly more ID test samples than the ID samples it was chosen on.
-
-    Args:
-        promised: the share of ID samples that it was to flag.
-        flagged, n: how many ID test samples it flags, and how many there are.
-        chosen_flagged, chosen_n: the same for the ID validation samples that it was chosen on; few of them decide
-            little.
-    """
-    low, high = share_interval(flagged, n)
-    difference = share_difference_interval(flagged, n, chosen_flagged, chosen_n)
-    if low <= promised or difference.low <= 0:
-        return []
-    return [
-        f"The threshold was chosen to flag {100 * promised:g} % of the ID validation data, and flags "
-        f"{percent(flagged / n)} of the ID test data ({percent(low)} to {percent(high)}): expect that of "
-        "inputs like the test data."
-    ]
 
 
 def of_stability(stability: StabilityRecord) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hydractl.files.study_answer import MistakesRecord
@@ -36,9 +35,10 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> Mistake
     of_best = test.errors_resampled(best)
     of_msp = test.errors_resampled(REFERENCE)
     ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
+    is_better = ci is not None and ci[0] > 0
     return MistakesRecord(
         row=row,
-        score=trusted(best, ci),
+        score=best if is_better else REFERENCE,
         best=best,
         auroc=of_best.values[_AUROC],
         auroc_msp=of_msp.values[_AUROC],
@@ -46,44 +46,24 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> Mistake
     )
 
 
-def trusted(best: str, ci: Sequence[float] | None) -> str:
-    """Return the score to trust: ``best`` if it is significantly better than MSP on the test data, else MSP."""
-    is_better = ci is not None and ci[0] > 0
-    return best if is_better else REFERENCE
-
-
 def sentence_on_mistakes(mistakes: MistakesRecord) -> str:
-    """Return the sentence of the verdict on mistakes: the OOD score to trust, or why it is MSP.
+    """Return the sentence of the verdict on mistakes: the OOD score to trust, with figures where two were compared.
 
     ``score`` is the one to trust, ``best`` the best on validation data; ``best`` and ``auroc`` are None where the
     validation data, or the test data, have no wrong or no right answers.
     """
     name = "the single model" if mistakes.row == SINGLE else mistakes.row
+    figures = ""
+    if mistakes.auroc is not None and mistakes.auroc_msp is not None:
+        figures = f", with an AUROC of {number(mistakes.auroc)} against {number(mistakes.auroc_msp)} on test data"
+        if mistakes.ci is not None:
+            figures += f" ({signed_number(mistakes.auroc - mistakes.auroc_msp)}, {signed_range(*mistakes.ci)})"
     if mistakes.score != REFERENCE:
         return (
-            f"For mistakes of {name} trust the score {mistakes.score}, chosen on validation data: it finds wrong "
-            f"answers better than MSP, with {_figures(mistakes)}."
+            f"For mistakes of {name} trust the score {mistakes.score}: it finds wrong answers better than MSP{figures}."
         )
-    no_better = f"For mistakes of {name} no score is shown to be better than MSP"
-    if mistakes.best is None:
-        return f"{no_better}: the validation data do not have both right and wrong answers."
-    if mistakes.best == REFERENCE:
-        return f"{no_better}: it is the best on validation data."
-    if mistakes.auroc is None:
-        return f"{no_better}: the test data do not have both right and wrong answers."
-    return f"{no_better}: {mistakes.best}, the best on validation data, has {_figures(mistakes)}."
-
-
-def _figures(mistakes: MistakesRecord) -> str:
-    """Return the text with both AUROCs of wrong answers on the test data, and the interval of their difference.
-
-    There is no interval if too few answers are wrong, or right.
-    """
-    assert mistakes.auroc is not None and mistakes.auroc_msp is not None
-    text = f"an AUROC of {number(mistakes.auroc)} against {number(mistakes.auroc_msp)} on test data"
-    if mistakes.ci is None:
-        return f"{text} (too few wrong or right answers for an interval)"
-    return f"{text} ({signed_number(mistakes.auroc - mistakes.auroc_msp)}, {signed_range(*mistakes.ci)})"
+    best = "" if mistakes.best in (None, REFERENCE) else f": {mistakes.best} is the best on validation data{figures}"
+    return f"For mistakes of {name} no score is shown to be better than MSP{best}."
 
 
 def _best_on(validation: MeasuredRow) -> str | None:

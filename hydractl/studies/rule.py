@@ -77,6 +77,16 @@ class Candidate:
             return math.inf, self.members
         return self.macs, self.members
 
+    def readings(self, figure: Figure) -> Floats:
+        """Return a figure on the data, followed by its value in every round of the bootstrap, [1 + rounds].
+
+        It is a metric of the ID data, such as ``id.accuracy``, or the mean AUROC over the OOD sets of a tuple.
+        """
+        if isinstance(figure, str):
+            return np.append(_value(self.inside, figure), self.inside.rounds[figure])
+        aurocs = [np.append(_value(self.outside, name), self.outside.rounds[name]) for name in figure]
+        return np.mean(aurocs, axis=0)
+
 
 def _value(resampled: Resampled, key: str) -> float:
     """Return a figure on the data themselves, e.g. for the key ``id.accuracy``."""
@@ -85,9 +95,8 @@ def _value(resampled: Resampled, key: str) -> float:
     return value
 
 
-def _readings(resampled: Resampled, key: str) -> Floats:
-    """Return a figure on the data, followed by its value in every round of the bootstrap, [1 + rounds]."""
-    return np.concatenate([[_value(resampled, key)], resampled.rounds[key]])
+Figure = str | tuple[str, ...]
+"""What candidates are compared by: a metric, or the names of the OOD sets that the mean AUROC is over."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +106,6 @@ class Difference:
     value: float
     low: float
     high: float
-
-
-Figure = str | tuple[str, ...]
-"""What candidates are compared by: a metric, or the names of the OOD sets that the mean AUROC is over."""
 
 
 class Evidence:
@@ -131,29 +136,13 @@ class Evidence:
             self.rows.setdefault(candidate.row, []).append(candidate)
         (self.reference,) = (candidate for candidate in self.rows[SINGLE] if candidate.score == REFERENCE)
 
-        # What has been computed already: the figures of candidates in every reading, [1 + rounds]; and their
-        # differences, [1 + rounds], with the ends of the interval minus the value, (low, high), e.g. (-0.02, 0.03).
-        self._readings: dict[tuple[Candidate, Figure], Floats] = {}
+        # What has been computed already: differences of candidates in every reading, [1 + rounds], and the ends of the
+        # interval minus the value, e.g. -0.02 and 0.03.
         self._differences: dict[tuple[Candidate, Candidate | None, Figure], tuple[Floats, float, float]] = {}
 
     def under(self, row: str, score: str) -> Candidate | None:
         """Return the candidate (a row with an OOD score) of this row and score; None if the row lacks the score."""
         return next((candidate for candidate in self.rows[row] if candidate.score == score), None)
-
-    def readings(self, candidate: Candidate, figure: Figure) -> Floats:
-        """Return a figure of a candidate on the data and in every round of the bootstrap, [1 + rounds].
-
-        The figure is a metric of the ID data, such as ``id.accuracy``, or the mean AUROC over the OOD sets of a tuple.
-        It is computed once.
-        """
-        key = (candidate, figure)
-        if key not in self._readings:
-            if isinstance(figure, str):
-                self._readings[key] = _readings(candidate.inside, figure)
-            else:
-                aurocs = [_readings(candidate.outside, name) for name in figure]
-                self._readings[key] = np.mean(aurocs, axis=0)
-        return self._readings[key]
 
     def voting_sets(self, reading: int) -> tuple[str, ...]:
         """Return the names of the OOD sets with a vote, those that a score of the single model separates from ID data.
@@ -188,9 +177,9 @@ class Evidence:
         # others are rounds.
         key = (candidate, other, figure)
         if key not in self._differences:
-            differences = self.readings(candidate, figure)
+            differences = candidate.readings(figure)
             if other is not None:
-                differences = differences - self.readings(other, figure)
+                differences = differences - other.readings(figure)
             low, high = np.quantile(differences[1:], [0.025, 0.975])
             self._differences[key] = differences, float(low - differences[0]), float(high - differences[0])
 
@@ -229,7 +218,7 @@ class Decision:
         """Return the mean AUROC of a candidate over the sets with a vote; 0 without any."""
         if not self.telling:
             return 0.0
-        return float(self.evidence.readings(candidate, self.telling)[self._reading])
+        return self.evidence.difference(candidate, None, self.telling, self._reading).value
 
     def _gain(self, candidate: Candidate, other: Candidate) -> Difference:
         """Return the mean AUROC of a candidate over the sets with a vote, of which there are some, minus another's."""
@@ -420,7 +409,8 @@ class Decision:
             assert better is not None
             return f"{better.row} is better ({self._gain(better, candidate).value:+.4f})"
         price = "of the same cost" if candidate.price == chosen.price else "which costs less"
-        return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row}, {price}"
+        gain = f"{self._gain(candidate, chosen).value:+.4f}"
+        return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row} ({gain}), {price}"
 
     @cached_property
     def stability(self) -> StabilityRecord:

@@ -28,7 +28,7 @@ from hydractl.files.study_answer import (
 )
 from hydractl.metrics.bootstrap import Resampled, intervals, mean_over_sets, paired_differences
 from hydractl.model.source import Source
-from hydractl.report.texts import number, ratio
+from hydractl.report.texts import ratio
 from hydractl.studies import doubts
 from hydractl.studies.choice import Chosen, measured
 from hydractl.studies.measured_rows import MeasuredRow
@@ -92,46 +92,29 @@ class Tested(Chosen):
         """The row and the score to use: the final rung."""
         return self.ladder[self._final_index]
 
-    def _facts(self, threshold: MeasuredThreshold | None) -> Facts:
+    def _facts(self) -> Facts:
         """Return the comparisons on the test data that the verdict is based on.
 
         A rung is a row (a model of the study) with an OOD score. The rung to use is compared with the single model,
         which is the studied model without an ensemble, under each OOD score of the latter.
-
-        Args:
-            threshold: the threshold that ``best.st`` holds, as measured; None without one.
         """
         used = self.used
-        request = self.plan.request
         is_single = used.row == SINGLE
+        has_vote = bool(self.choice.telling)
 
         # The single model as it is, with MSP and no temperature; and the rung to use.
         baseline = self.uncalibrated.resampled(REFERENCE)
         figures = self._on_resamples(used)
+        against_baseline = paired_differences(baseline, figures)
 
-        # Compare the rung to use with the single model under each of its scores. "hardest" is that of the scores fixed
-        # before the test which the rung beats least; "unbeaten" is one of the others that it does not beat for certain.
+        # Compare the rung to use with the single model under each of its scores: "hardest" is that of the scores fixed
+        # before the test which the rung beats least. Under that they are compared on every test set, too.
         aurocs_of_used = self.tested[used.row].aurocs([used.score])[used.score]
         aurocs_of_single = self._single.aurocs(self._single.scores)
         against = self._against_single(aurocs_of_used, aurocs_of_single)
-
-        # Compare it with the single model under that hardest score on every test set.
         by_test_set: Findings = {}
         if against.hardest is not None:
             by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
-
-        # False alarms: mean FPR95 of the single model with MSP, of the hardest rival (in the middle, and only if the
-        # rung is another row), and of the rung to use.
-        alarming = [baseline, figures]
-        if against.hardest is not None and not is_single:
-            alarming.insert(1, self._single.resampled(against.hardest))
-
-        # If the choice was the single model, explain why no other row was taken. "telling" are the OOD validation sets
-        # by which a choice can be made; without any, there was no choice to explain.
-        has_vote = bool(self.choice.telling)
-        reason_for_single = ""
-        if self.taken.row == SINGLE and has_vote:
-            reason_for_single = self._why_no_other_row()
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
@@ -140,19 +123,16 @@ class Tested(Chosen):
             against_hardest=self._against(against.hardest),
             against_unbeaten=self._against(None if is_single else against.unbeaten),
             by_test_set=by_test_set,
-            against_baseline=judge_all(
-                paired_differences(baseline, figures), self._single.smallest_set, same_row=is_single
-            ),
+            against_baseline=judge_all(against_baseline, self._single.smallest_set, same_row=is_single),
             labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
-            has_ood_val=request.has_ood_val,
+            has_ood_val=self.plan.request.has_ood_val,
             has_other_rows=len(self.rows) > 1,
-            reason_for_single=reason_for_single,
             next_best=self._compared("Next best on validation data", self._next_best),
-            highest=self._compared("Highest of all models", self._highest, explained=True),
-            false_alarms=[resampled.values.get(FPR95) for resampled in alarming],
+            highest=self._compared("Highest of all models", self._highest),
+            false_alarms=(baseline.values.get(FPR95), figures.values.get(FPR95)),
             uncertain=" ".join(doubts.of_stability(self.choice.stability)) if has_vote else "",
-            doubts=[*self._sentences_of_doubt(), *self._doubts_of_threshold(threshold)],
+            doubts=self._sentences_of_doubt(),
             mistakes=mistakes_of(used.row, self.rows[used.row], self.tested[used.row]),
         )
 
@@ -183,14 +163,14 @@ class Tested(Chosen):
             return None
         return highest
 
-    def _compared(self, place: str, other: Candidate | None, explained: bool = False) -> NextBestRecord | None:
+    def _compared(self, place: str, other: Candidate | None) -> NextBestRecord | None:
         """Return what might have been chosen instead, compared with the rung to use; see :func:`record_of_other`."""
         if other is None:
             return None
         rung = Rung(other.row, other.score)
-        why_not = self.choice.why_not_taken(other) if explained else ""
-        ratio_of_macs = self._mac_ratio(self.tested[rung.row])
-        return record_of_other(place, rung, ratio_of_macs, self._differences(rung, self.used), self.used, why_not)
+        mac_ratio = self._mac_ratio(self.tested[rung.row])
+        why_not = self.choice.why_not_taken(other)
+        return record_of_other(place, rung, mac_ratio, self._differences(rung, self.used), self.used, why_not)
 
     def _tested_auroc(self, rung: Rung | Candidate) -> float:
         """Return the mean AUROC of a row with a score on the test data."""
@@ -272,56 +252,10 @@ class Tested(Chosen):
         # Accuracy of the single model: its correct predictions on the validation data and on the test data.
         sentences = doubts.of_accuracies(self.rows[SINGLE].inside.correct, self.uncalibrated.inside.correct)
 
-        # Temperature of the row to use. "gain" is how many nats of log-likelihood of all validation samples it brings.
-        validated, tested = self.rows[row], self.tested[row]
-        log_probs = validated.inside.label_log_probs
-        log_probs_before = validated.uncalibrated().inside.label_log_probs
-        assert log_probs is not None and log_probs_before is not None  # --val has labels
-        gain = float(log_probs.sum() - log_probs_before.sum())
-
-        # Its NLL on the test data, with the temperature and without.
-        calibrated = tested.accuracy_and_nll()
+        # NLL of the row to use on the test data, with its temperature and without.
+        tested = self.tested[row]
         raw = tested.uncalibrated().accuracy_and_nll()
-        return sentences + doubts.of_temperature(validated.temperature, gain, calibrated, raw)
-
-    def _why_no_other_row(self) -> str:
-        """Return a sentence on why the best model other than the single one was not taken.
-
-        All models are compared under one OOD score, that of the single model. Empty if no other model has this score.
-        """
-        choice = self.choice
-
-        # The other models (rows) with this score; a candidate is a row with a score, None if the row does not have it.
-        candidates = [choice.evidence.under(name, self.common_score) for name in self.rows if name != SINGLE]
-        others = [candidate for candidate in candidates if candidate is not None]
-
-        # The best of them by the mean AUROC on the OOD validation sets.
-        best = max(others, key=choice.mean_auroc, default=None)
-        if best is None:
-            return ""
-        auroc = number(choice.mean_auroc(best))
-        of_single = number(choice.mean_auroc(choice.own_candidate(SINGLE)))
-        return (
-            f"On validation data the best of the other models under {self.common_score}, {best.row},"
-            f" has a mean AUROC of {auroc}; the single model has {of_single}. It was not taken: "
-            f"{choice.why_not_taken(best)}."
-        )
-
-    def _doubts_of_threshold(self, threshold: MeasuredThreshold | None) -> list[str]:
-        """Return a sentence if the threshold of ``best.st`` flags too many ID test samples; empty if not.
-
-        Empty, too, if there is no threshold, or if nothing was measured of it.
-        """
-        scores = self.rows[self.used.row].inside.scores[self.used.score]  # of the ID validation samples, [N]
-        if threshold is None or threshold.value is None or threshold.id_flagged is None or scores is None:
-            return []
-        # The share of test samples that were flagged, as a number of samples: 0.05 of 200 are 10.
-        n = len(self._single.inside)
-        flagged = round(threshold.id_flagged * n)
-        # The same on the validation samples, by which the threshold was chosen. A high score means OOD.
-        chosen_flagged = int((scores >= threshold.value).sum())
-        promised = float(self.plan.request.threshold.number)
-        return doubts.of_threshold(promised, flagged, n, chosen_flagged, len(scores))
+        return sentences + doubts.of_temperature(tested.temperature, tested.accuracy_and_nll(), raw)
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
@@ -362,7 +296,7 @@ class Tested(Chosen):
         )
 
         # What was chosen on validation data. "telling" and "blind" are the OOD validation sets with and without a vote.
-        facts = self._facts(threshold)
+        facts = self._facts()
         choice = ChoiceRecord(
             row=self.taken.row,
             score=self.taken.score,

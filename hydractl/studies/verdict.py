@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord, lines_on_rows
-from hydractl.report.texts import number, percent
+from hydractl.report.texts import percent
 from hydractl.studies.mistakes import sentence_on_mistakes
 from hydractl.studies.rule import REFERENCE, SINGLE
 from hydractl.studies.words import (
@@ -48,7 +48,6 @@ FOOTNOTE = (
     "search may decide otherwise."
 )
 
-_SEEN_AFTERWARDS = " That was seen afterwards: confirm it on other data."
 _NO_BETTER = {NO_DIFFERENCE: "no better", "slightly worse": "slightly worse", "worse": "worse"}
 
 
@@ -136,11 +135,9 @@ class Facts:
         has_ood_val: whether somebody gave OOD validation data.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
-        reason_for_single: a sentence on why no other row than the single model was chosen; may be empty.
         next_best: what comes next to the choice; None without any.
         highest: what is highest on the test data; None where that is the row of the final rung.
-        false_alarms: mean FPR95 of the single model with MSP and no temperature, of the hardest rival if the final rung
-            is another row, and of the final rung; may be left out.
+        false_alarms: mean FPR95 of the single model with MSP and no temperature, and of the final rung.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
         mistakes: which score to trust for mistakes; None without labels.
@@ -157,11 +154,10 @@ class Facts:
     has_ood_val: bool = True
     has_vote: bool = True
     has_other_rows: bool = True
-    reason_for_single: str = ""
     against_unbeaten: Findings = field(default_factory=dict)
     next_best: NextBestRecord | None = None
     highest: NextBestRecord | None = None
-    false_alarms: Sequence[float | None] = ()
+    false_alarms: tuple[float | None, float | None] = (None, None)
     uncertain: str = ""
     doubts: Sequence[str] = field(default_factory=tuple)
     mistakes: MistakesRecord | None = None
@@ -170,20 +166,6 @@ class Facts:
     def rung(self) -> Rung:
         """The final rung, where the verdict ends."""
         return self.ladder[self.final_index]
-
-    @property
-    def other_row_may_pay(self) -> bool:
-        """Whether resampled validation data often choose otherwise, or another row has a better AUROC on test data.
-
-        The other rows are the next best on validation data and the highest on test data; None where there is none.
-        """
-        for other in (self.next_best, self.highest):
-            better = set()  # the metrics in which it is significantly better than the final rung
-            if other is not None:
-                better = {finding.metric for finding in other.against_used if finding.kind in GAINS}
-            if AUROC in better:
-                return True
-        return bool(self.uncertain)
 
     @property
     def free_alternative(self) -> str | None:
@@ -270,23 +252,13 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
         use: the model to use, as it is written to ``best.st``.
     """
     answer = answer_of(facts)
-
-    # Scores fixed before the test that did better. Of another row the first sentence says so already.
-    rivals_ahead = ""
-    if facts.rung.row == SINGLE:
-        compared = "A free score that was compared from the beginning"
-        rivals_ahead = _sentence_on_better_scores(facts, facts.against.rivals, compared)
     lines = [
         # The answer and its consequences.
         f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
         *lines_on_rows([facts.next_best, facts.highest]),
         *_sentences_on_left_rungs(facts),
-        rivals_ahead,
-        # Other free scores were not fixed before the test, so that they did better may be chance.
-        _sentence_on_better_scores(facts, facts.against.others, "A free score", _SEEN_AFTERWARDS),
+        *_sentences_on_better_scores(facts),
         _sentence_on_worse_sets(facts, answer),
-        facts.reason_for_single,
-        _sentence_on_best_file(use),
         _sentence_on_free_alternative(facts),
     ]
 
@@ -294,7 +266,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
     if facts.against.hardest is not None:
         lines.append(_differences_in_words(facts.against_hardest, single_with(facts.against.hardest)))
     lines.append(_differences_in_words(facts.against_baseline, "the single model with MSP and no temperature"))
-    lines += _sentences_on_needed_samples(facts, answer)
+    lines.append(_sentence_on_needed_samples(facts, answer))
     if not facts.labelled:
         lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
@@ -321,7 +293,7 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
 
 
 def record_of_other(
-    place: str, rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung, why_not: str = ""
+    place: str, rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung, why_not: str
 ) -> NextBestRecord:
     """Return a model that might have been chosen instead, with the sentence that names it.
 
@@ -331,12 +303,12 @@ def record_of_other(
         mac_ratio: the mult-adds of its row over those of the single model; None if they are not known.
         against_used: its differences on the test data to the rung to use, by metric.
         used: that rung.
-        why_not: why validation data did not choose it; empty to leave that out.
+        why_not: why validation data, which alone choose, did not choose it.
     """
-    price = "" if mac_ratio is None else f", at {mac_ratio:.2f} times the mult-adds"
-    line = f"{place} is {name_of(rung)}{price}: on the test data {_detection(against_used)} against {name_of(used)}."
-    if why_not:
-        line += f" It is not the answer, as test data choose no model; on validation data: {why_not}."
+    line = (
+        f"{place} is {name_of(rung)}{_price(mac_ratio)}: on the test data {_detection(against_used)} against "
+        f"{name_of(used)}. It was not chosen, as validation data decide: {why_not}."
+    )
     findings = list(against_used.values())
     return NextBestRecord(row=rung.row, score=rung.score, mac_ratio=mac_ratio, line=line, against_used=findings)
 
@@ -361,26 +333,27 @@ def _detection(differences: Findings) -> str:
     return ", ".join(map(str, compared))
 
 
+def _price(mac_ratio: float | None) -> str:
+    """Return the text on the mult-adds of a row over those of the single model; empty if they are not known."""
+    return "" if mac_ratio is None else f", at {mac_ratio:.2f} times the mult-adds"
+
+
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """Return a sentence for each rung that was left because it is no better than the next one; empty if none was.
 
     A rung is a row with an OOD score; the first one is the choice on validation data. The verdict steps down from it to
     cheaper rungs, and ends on the final rung.
     """
+    origin = ", chosen on validation data" if facts.has_vote else ", taken blind"
     sentences = []
     for index in range(facts.final_index):
         differences = facts.differences_to_next[index]
+        upper, lower = map(name_of, facts.ladder[index : index + 2])
         how_much = _NO_BETTER[differences[AUROC].kind]
-        difference = _detection(differences)
-        upper = name_of(facts.ladder[index])
-        if upper.startswith("the "):  # names of rows stay as they are at the start of a sentence
-            upper = f"T{upper[1:]}"
-        lower = name_of(facts.ladder[index + 1])
-        where = "there"
-        if index == 0:  # the first sentence says where the rung comes from and what it was measured on
-            upper += ", chosen on validation data," if facts.has_vote else ", taken blind,"
-            where = "on the test data"
-        sentences.append(f"{upper} is {how_much} {where} than {lower}: {difference}.")
+        sentences.append(
+            f"Not {upper}{origin}: it is {how_much} on the test data than {lower}: {_detection(differences)}."
+        )
+        origin = ""  # that of the first rung alone
     return sentences
 
 
@@ -388,9 +361,9 @@ def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
     """Return what to use, then what that brings and costs, then whether anything else would pay."""
     if answer == BLIND:
         return _blind_sentence(facts)
-    if answer in (NOTHING_HELPS, SCORE_HELPS, SCORE_UNCLEAR):
+    if facts.rung.row == SINGLE:
         return _single_sentence(facts, answer)
-    return _ensemble_sentence(facts, answer, use)
+    return _ensemble_sentence(facts, answer, f"{name_of(facts.rung)}{_price(use.mac_ratio)}")
 
 
 def _blind_sentence(facts: Facts) -> str:
@@ -413,27 +386,19 @@ def _gain_of_score(facts: Facts) -> str:
     """Return the text that says what the OOD score of the single model brings, in false alarms or AUROC.
 
     It is compared with the model as it is (MSP, no temperature) if it is better than that, else with MSP at the same
-    temperature.
+    temperature. False alarms, where fewer for certain, are the share of ID samples that are flagged at the threshold
+    which flags 95 % of the OOD samples (FPR95).
     """
+    same_cost = "at the same mult-adds"
     differences = facts.against_baseline
-    if AUROC in differences and differences[AUROC].kind in GAINS:
-        gain = _fewer_false_alarms(facts) or f"{_detection(differences)} against the model as it is, with MSP"
-    else:
-        gain = f"{_detection(facts.differences_to_next[facts.final_index])} against MSP at the same temperature"
-    return f"{gain}, at the same mult-adds"
-
-
-def _fewer_false_alarms(facts: Facts) -> str:
-    """Return the text that says how much false alarms fall against the model as it is; empty if that is not certain.
-
-    False alarms are the share of ID samples that are flagged at the threshold which flags 95 % of the OOD samples
-    (FPR95).
-    """
-    fpr95 = facts.against_baseline.get(FPR95)
-    if not facts.false_alarms or fpr95 is None or fpr95.kind not in GAINS:
-        return ""
-    before, after = map(percent, facts.false_alarms)
-    return f"false alarms fall from {before} to {after} of normal (ID) samples, at thresholds that find 95 % of OOD"
+    if AUROC not in differences or differences[AUROC].kind not in GAINS:
+        to_msp = facts.differences_to_next[facts.final_index]
+        return f"{_detection(to_msp)} against MSP at the same temperature, {same_cost}"
+    if FPR95 in differences and differences[FPR95].kind in GAINS:
+        before, after = map(percent, facts.false_alarms)
+        fall = f"false alarms fall from {before} to {after} of normal (ID) samples"
+        return f"{fall}, at thresholds that find 95 % of OOD, {same_cost}"
+    return f"{_detection(differences)} against the model as it is, with MSP, {same_cost}"
 
 
 def _single_sentence(facts: Facts, answer: str) -> str:
@@ -456,51 +421,41 @@ def _single_sentence(facts: Facts, answer: str) -> str:
         sentence = f"Use {name_of(facts.rung)} or MSP: {unclear}."
     elif facts.final_index == 0:
         sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
-
-    # About the other models: on these data, or on validation data alone where test data or resamples say otherwise.
     if not facts.has_other_rows:
         return sentence
-    judged = "No other model gains enough to be worth its cost here"
-    if facts.other_row_may_pay:
-        judged = "On validation data no other model gains enough to be worth its cost"
-    return f"{sentence} {judged}: more than {AUROC_MARGIN:g} of AUROC."
+    gain = f"more than {AUROC_MARGIN:g} of AUROC"
+    return f"{sentence} On validation data no other model gains enough to be worth its cost: {gain}."
 
 
-def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
+def _ensemble_sentence(facts: Facts, answer: str, name: str) -> str:
     """Return the sentence that states the answer of a study that ends with another row than the single model.
 
     It gives the difference of mean AUROC to the single model with its hardest score: that of the scores fixed before
     the test which the row beats least.
 
     ===========================  =====================================================
-    helps, slightly, or trades   the row, its gain, its cost, and its false alarms
+    helps, slightly, or trades   the row, its gain and its cost
     cannot tell                  the row or the single model
     a free score is as good      the single model
     a free score is better       the single model, or to try a score seen only afterwards
     ===========================  =====================================================
+
+    Args:
+        facts: what the verdict is based on.
+        answer: the answer.
+        name: the row with its score, and its cost.
     """
     against = facts.against
     assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
-    name = name_of(facts.rung)
     rival = single_with(against.hardest)
     kind = against.rivals[against.hardest].kind
     difference = _detection(facts.against_hardest)
-    cost = "" if use.mac_ratio is None else f", at {use.mac_ratio:.2f} times the mult-adds"
 
-    # The row is better: what it gains, what it costs, and on a trade by how much its accuracy is worse.
+    # The row is better: what it gains, and on a trade by how much its accuracy is worse.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        hardest = f" against the hardest, {against.hardest}" if len(against.rivals) > 1 else ""
-        gain = f"it detects OOD samples {kind} than {_rivals_text(against)}, {difference}{hardest}"
+        hardest = f", the hardest of {len(against.rivals)} scores," if len(against.rivals) > 1 else ""
         pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
-        # The same in false alarms: of the model as it is, of the single model with its hardest score, and of the row.
-        plainly = ""
-        if facts.false_alarms:
-            before, of_rival, after = map(percent, facts.false_alarms)
-            plainly = (
-                f" At thresholds that find 95 % of OOD, false alarms are {before} of normal (ID) samples with the "
-                f"model as it is, {of_rival} with {rival}, and {after} with this."
-            )
-        return f"Use {name}: {gain}{cost}.{pays}{plainly}"
+        return f"Use {name}: it detects OOD samples {kind} than {rival}{hardest} by {difference}.{pays}"
 
     # The test data cannot tell. If the row is better than the hardest score, it is another score that it may not beat.
     if answer == UNCLEAR:
@@ -508,50 +463,38 @@ def _ensemble_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
             assert against.unbeaten is not None  # else the row would help
             rival = single_with(against.unbeaten)
             difference = _detection(facts.against_unbeaten)
-        return f"Use {name}{cost}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
+        return f"Use {name}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
 
     # The row is no better than the hardest score, or worse. At last, a score that was not fixed before did better.
     if answer == AS_GOOD:
-        return f"Use {rival}: {name}{cost}, is no better: {difference}."
+        return f"Use {rival}: {name}, is no better: {difference}."
     if kind in LOSSES:
-        return f"Use {rival}: {name}{cost}, did worse: {difference}."
+        return f"Use {rival}: {name}, did worse: {difference}."
     return (
-        f"Try a free score of the single model before {name}{cost}: it was compared with {_rivals_text(against)}, and "
-        "another one did better."
+        f"Try a free score of the single model before {name}: one did better that it was not compared with beforehand."
     )
 
 
-def _rivals_text(against_single: AgainstSingle) -> str:
-    """Return the text that names the scores of the single model that a choice was compared with.
+def _sentences_on_better_scores(facts: Facts) -> list[str]:
+    """Return a sentence on the free scores that did better than the final rung; empty without any, or without a choice.
 
-    It is ``the single model with any score`` if all of them were fixed before the test.
+    A free score is an OOD score of the single model: it costs no further computation. If it was not fixed before the
+    test, that it did better may be chance. Of the others the answer on another row than the single model says so.
     """
-    scores = list(against_single.rivals)
-    if not against_single.others:
-        return "the single model with any score"
-    if len(scores) == 1:
-        return single_with(scores[0])
-    *first_scores, last_score = scores
-    return f"the single model with any of the scores {', '.join(first_scores)} and {last_score}"
-
-
-def _sentence_on_better_scores(facts: Facts, findings: Findings, beginning: str, end: str = "") -> str:
-    """Return a sentence if free scores did better than the final rung; empty else, or if the study could not choose.
-
-    A free score is an OOD score of the single model: it costs no further computation.
-
-    Args:
-        facts: what the verdict is based on.
-        findings: the differences of the final rung to free scores, by score.
-        beginning, end: how the sentence begins, and what follows it.
-    """
-    better = ahead(findings)
-    if not better or not facts.has_vote:
-        return ""
-    first, *others = better  # the names of the scores, the one with the largest lead first
-    also = f", and so did {', '.join(others)}" if others else ""
-    lead = f"{single_with(first)}, against which {name_of(facts.rung)} has {better[first]}{also}"
-    return f"{beginning} did better here: {lead}.{end}"
+    sentences = []
+    afterwards = " That was seen afterwards: confirm it on other data."
+    of_single = facts.against.rivals if facts.rung.row == SINGLE else {}
+    for which, findings, end in (
+        ("A free score that was compared from the beginning", of_single, ""),
+        ("A free score", facts.against.others, afterwards),
+    ):
+        better = ahead(findings)
+        if better and facts.has_vote:
+            first, *others = better  # the names of the scores, the one with the largest lead first
+            also = f", and so did {', '.join(others)}" if others else ""
+            lead = f"{single_with(first)}, against which {name_of(facts.rung)} has {better[first]}{also}"
+            sentences.append(f"{which} did better here: {lead}.{end}")
+    return sentences
 
 
 def _sentence_on_free_alternative(facts: Facts) -> str:
@@ -560,8 +503,8 @@ def _sentence_on_free_alternative(facts: Facts) -> str:
     if score is None:
         return ""
     return (
-        f"Test data choose no score, so best.st is not {single_with(score)}: the command for the free score writes it "
-        "as free.st."
+        f"Test data choose no score, so best.st is {name_of(facts.rung)}: the command for the free score writes "
+        f"{single_with(score)} as free.st."
     )
 
 
@@ -580,25 +523,6 @@ def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
     return f"It is worse on {', '.join(worse)}."
 
 
-def _sentence_on_best_file(use: UseRecord) -> str:
-    """Return the sentence on what ``best.st`` is: the row with its score, temperature and threshold.
-
-    Of another row than the single model it says the cost, too, as far as it is known.
-    """
-    settings = f"the score {use.score}, temperature {number(use.temperature, 3)}"
-    if use.threshold is not None and use.threshold.value is not None:
-        settings += f", threshold {number(use.threshold.value, 4)}"
-    if use.row == SINGLE:
-        return f"best.st is the single model with {settings}."
-    ratios = []
-    if use.mac_ratio is not None:
-        ratios.append(f"{use.mac_ratio:.2f} times the mult-adds")
-    if use.param_ratio is not None:
-        ratios.append(f"{use.param_ratio:.2f} times the parameters")
-    cost = f"; {' and '.join(ratios)} of the single model" if ratios else ""
-    return f"best.st is {use.row} with {settings}{cost}."
-
-
 def _differences_in_words(findings: Findings, other: str) -> str:
     """Return a sentence that lists differences to another model, grouped by their words; empty without differences.
 
@@ -615,34 +539,20 @@ def _differences_in_words(findings: Findings, other: str) -> str:
     return f"Against {other}: {'; '.join(groups)}." if groups else ""
 
 
-def _sentences_on_needed_samples(facts: Facts, answer: str) -> list[str]:
-    """Return sentences on how many test samples would be enough to tell what these data cannot; empty if they can.
-
-    There is one sentence for OOD detection and one for accuracy, of the comparison that the answer is based on.
-    """
-    if answer in (BLIND, NOTHING_HELPS):
-        return []
-
+def _sentence_on_needed_samples(facts: Facts, answer: str) -> str:
+    """Return the sentence on how many test samples would tell what the answer cannot; empty if it can."""
     # Take the comparison that the answer is based on.
     if answer == SCORE_UNCLEAR:  # two scores of the single model: the final rung and the next one
-        findings = facts.differences_to_next[facts.final_index]
-    elif facts.rung.row == SINGLE:  # the single model with its score and temperature, and as it is
-        findings = facts.against_baseline
-    else:  # another row, and the single model under the score that comes nearest to it
-        findings = facts.against_hardest
-        if answer == UNCLEAR and findings[AUROC].kind in GAINS:  # it is another score that the row may not beat
-            findings = {AUROC: facts.against_unbeaten[AUROC]}
-
-    sentences = []
-    for metric in (AUROC, ACCURACY):
-        finding = findings.get(metric)
-        if finding is None or finding.needed is None:
-            continue
-        words = KINDS[metric].words
-        if metric == ACCURACY:  # it is measured on the ID test data alone
-            enough = f"about {finding.needed:,} samples of --test would do; it has {finding.n:,}"
-        else:  # sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected
-            times = math.ceil(10 * finding.needed / finding.n) / 10  # up to one decimal: 2300 of 1000 are 2.3
-            enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
-        sentences.append(f"To tell about {words}, {enough}.")
-    return sentences
+        finding = facts.differences_to_next[facts.final_index][AUROC]
+    elif answer == UNCLEAR:
+        finding = facts.against_hardest[AUROC]
+        if finding.kind in GAINS:  # it is another score that the row may not beat
+            finding = facts.against_unbeaten[AUROC]
+    else:
+        return ""
+    if finding.needed is None:
+        return ""
+    # Sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected.
+    times = math.ceil(10 * finding.needed / finding.n) / 10  # up to one decimal: 2300 of 1000 are 2.3
+    enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
+    return f"To tell about {KINDS[AUROC].words}, {enough}."
