@@ -67,7 +67,6 @@ def train_each(
         NonFiniteError: a loss is not finite with every learning rate. If only some fail, they are left out.
         Interrupted: by a signal, after saving.
     """
-    rates = len(options.lr)
     results: list[TrialResult] = []  # one for each learning rate that was tried, in order
     kept = Saved({_LEFT: []})  # the weights of the best so far, under the names that they have in the saved run
     first_index = 0
@@ -75,32 +74,29 @@ def train_each(
     # Resume: take over what is known, and begin with the training that was running.
     if saved is not None:
         results = saved.progress["results"]
-        prefixes = (f"{_BEST}.", f"{_LEFT}.")
         kept = Saved({_LEFT: saved.progress[_LEFT]})
-        kept.tensors |= {name: tensor for name, tensor in saved.tensors.items() if name.startswith(prefixes)}
+        for prefix in (f"{_BEST}.", f"{_LEFT}."):
+            kept.add(prefix, saved.part(prefix))
         first_index = saved.progress["candidate"]
 
     # Train with one learning rate after another.
-    for index in range(first_index, rates):
+    several = len(options.lr) > 1
+    for index in range(first_index, len(options.lr)):
         lr = options.lr[index]
-        is_last = index == rates - 1
 
         # State to save together with this training's own state: which rate is tried, and what the others gave.
         context.extra = Saved({"candidate": index, "results": results, **kept.progress}, kept.tensors)
-        if rates > 1:
-            context.log.info(f"learning rate {lr:g}, {index + 1} of {rates}")
+        if several:
+            context.log.info(f"learning rate {lr:g}, {index + 1} of {len(options.lr)}")
             context.run_log.event("candidate", lr=lr)
         model = first if index == first_index else build()
         run = Training(model, data, options, lr, context)
-
-        # Restore the state of the training that was running; there is none if the run was saved between two trainings.
-        if index == first_index and saved is not None and "steps" in saved.progress:
+        if index == first_index and saved is not None:
             run.load_state_dict(saved)
 
         # With one learning rate, errors are raised and nothing is compared.
-        if rates == 1:
-            outcome = run.run().outcome()
-            return Trained({"lr": lr, **outcome}, [], run)
+        if not several:
+            return Trained({"lr": lr, **run.run().outcome()}, [], run)
 
         # With several, one that fails is left out, and the weights of the best so far are kept on the CPU. The newest
         # result is the best only if it exceeds all earlier ones, so the first of equals stays.
@@ -111,26 +107,20 @@ def train_each(
             if best_of(results) is results[-1]:
                 kept = _left_by(run)
         except NonFiniteError as error:
-            all_have_failed = is_last and not kept.tensors
+            all_have_failed = index == len(options.lr) - 1 and not kept.tensors
             if all_have_failed:
                 raise
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
 
-        # Save between two trainings: the next one begins anew on a resume.
-        if not is_last and context.team.rank == 0 and context.state is not None:
-            progress = {"candidate": index + 1, "results": results, "log": context.run_log.position(), **kept.progress}
-            context.state.save(Saved(progress, kept.tensors))
-
     # Give the model of the last training the weights of the best one.
     run.put(kept.part(f"{_BEST}."))
     run.model.eval()
-    best = best_of(results)
-    context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
     run.left = []
     for place, left in enumerate(kept.progress[_LEFT]):
-        weights = kept.part(f"{_LEFT}.{place}.")
-        run.left.append(LeftModel(weights, left["steps"], left["facts"]))
+        run.left.append(LeftModel(kept.part(f"{_LEFT}.{place}."), **left))
+    best = best_of(results)
+    context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
     return Trained(best, results, run)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, NotRequired, TypedDict, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,19 +41,8 @@ _SIGNALS_APART_S = 0.5
 _LOWER = "lower --lr, or raise warmup, a key of hydra.yaml"
 _POINTS = 60
 """The most points of a loss curve."""
-_COUNTERS = ("epochs", "kept_epoch", "stopped_early", "position", "waited")
+_COUNTERS = ("epochs", "kept_epoch", "stopped_early", "position", "waited", "best")
 """The attributes of :class:`History` that are saved as JSON."""
-_Item = TypeVar("_Item")
-
-
-class EpochFigures(TypedDict):
-    """One epoch: its number (from 1), the steps of the training so far, its mean loss, and the validation after it."""
-
-    epoch: int
-    steps: int
-    loss: float
-    val_accuracy: NotRequired[float]
-    val_nll: NotRequired[float]
 
 
 @dataclass
@@ -61,20 +50,22 @@ class History:
     """The course of a training so far.
 
     Attributes:
-        epochs: an entry for each epoch.
+        epochs: the fields of :class:`EpochRecord` for each epoch; without validation, without its figures.
         kept_epoch: the epoch whose weights were kept; None if the weights are of several epochs, or an average.
         losses: the loss of each step.
         stopped_early: whether the training stopped because the validation accuracy did not improve.
         position: how many samples of the current epoch are done.
         waited: how many epochs have passed since the best one.
+        best: the best validation accuracy; None before the first.
     """
 
-    epochs: list[EpochFigures] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
     kept_epoch: int | None = 0
     losses: list[float] = field(default_factory=list)
     stopped_early: bool = False
     position: int = 0
     waited: int = 0
+    best: float | None = None
 
     def loss_curve(self) -> list[float]:
         """Return the loss over the steps in at most 60 points, e.g. of 120 steps the mean of every two neighbours."""
@@ -138,7 +129,7 @@ class Training:
         parameters: the parameters that are trained, by name.
         history: the course so far.
         order, epoch_start: the random generator of the order of samples, and its state before the current epoch.
-        best: the best validation accuracy and the weights that reached it; None before the first.
+        best: the weights that reached the best validation accuracy; empty before the first.
         course: decides the learning rate of each step, and which weights the training leaves.
         left: the models that a finished training leaves; empty if it leaves its own weights.
         device: the device that computes.
@@ -172,8 +163,7 @@ class Training:
         self.history = History()
         self.order = torch.Generator().manual_seed(options.seed)  # draws the order of the samples
         self.epoch_start = self.order.get_state()  # its state before the current epoch
-        self.best: tuple[float, dict[str, Tensor]] | None = None  # validation accuracy and weights of the best epoch
-        self._agreed: tuple[bool, bool] | None = None  # whether to stop, and to save, after the last step; see _agree
+        self.best: dict[str, Tensor] = {}
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -195,9 +185,8 @@ class Training:
                 self._end_epoch()
 
         # The best epoch on the validation set, else the last epoch; None if the course collects other weights.
-        if self.best is not None:
-            _, best_weights = self.best
-            self.put(best_weights)
+        if self.best:
+            self.put(self.best)
         elif self.course.keeps_epoch:
             # There was no validation: keep the last epoch, whose weights the model has.
             self.history.kept_epoch = len(self.history.epochs)
@@ -220,9 +209,8 @@ class Training:
 
     def _steps_of_ended_epochs(self) -> int:
         """Return the number of steps that were made before the current epoch."""
-        if not self.history.epochs:
-            return 0
-        return self.history.epochs[-1]["steps"]
+        epochs = self.history.epochs
+        return epochs[-1]["steps"] if epochs else 0
 
     def _draw_epoch(self) -> list[int]:
         """Return the samples of the next epoch in random order; a resumed epoch draws the same samples once more.
@@ -244,47 +232,37 @@ class Training:
             samples: all samples of the epoch in order; the first ``position`` of them are done.
             progress: advanced by every step.
         """
-        # Of each batch, this process reads every n-th sample, where n is the number of processes.
-        samples_ahead = samples[self.history.position :]
-        batches = _chunks(samples_ahead, self.options.batch_size)
+        # Of each batch, this process computes every n-th sample, where n is the number of processes. The last batch may
+        # be too short for all of them, but all have to compute equally often: then some sample, whose share below is 0.
+        history = self.history
+        team = self.context.team
+        size = self.options.batch_size
+        batches = [samples[start : start + size] for start in range(history.position, len(samples), size)]
+        parts = [batch[team.rank :: team.size] for batch in batches]
         indices_to_read: list[int] = []
-        for batch in batches:
-            samples_here = self._part_of_process(batch)
-            if not samples_here:
-                # The last batch is too short for all processes, but all have to compute equally often: compute some
-                # sample, whose share below is 0.
-                samples_here = batch[:1]
-            indices_to_read += samples_here
+        for batch, part in zip(batches, parts, strict=True):
+            indices_to_read += part or batch[:1]
 
         # Make the steps, each from `accumulate` batches. A batch's loss counts by its share of the step's samples: with
         # two batches of 32, each divided between two processes, the share here is 16 / 64 for both.
         self.model.train()
-        epoch = len(self.history.epochs)
-        stream = self.data.batches(indices_to_read, epoch)
-        for batches_of_step in _chunks(batches, self.options.accumulate):
-            samples_of_step = sum(len(batch) for batch in batches_of_step)
-            shares = []
-
-            for batch in batches_of_step:
-                samples_here = self._part_of_process(batch)
-                shares.append(len(samples_here) / samples_of_step)
+        stream = self.data.batches(indices_to_read, len(history.epochs))
+        for start in range(0, len(batches), self.options.accumulate):
+            of_step = slice(start, start + self.options.accumulate)
+            samples_of_step = sum(map(len, batches[of_step]))
+            shares = [len(part) / samples_of_step for part in parts[of_step]]
             with self._stopping_if_workers_are_ended():
-                batches_here = [next(stream) for _ in batches_of_step]
-            rate = self.lr * self.course.share_of_peak(self.history.steps)
+                batches_here = [next(stream) for _ in shares]
+            rate = self.lr * self.course.share_of_peak(history.steps)
             loss = self._step(batches_here, shares, rate)
+
             # Add the step to the history and the logs.
-            history = self.history
             history.losses.append(loss)
             history.position += samples_of_step
             self.context.run_log.step(history.steps, loss, rate, samples_of_step)
             progress.advance(1, f"loss {loss:.4f}")
             self.course.after_step(history.steps, self.finite_weights, self.context.log, self.context.run_log)
             self._save_or_stop()
-
-    def _part_of_process(self, batch: Sequence[int]) -> Sequence[int]:
-        """Return the samples of a batch that this process computes: every n-th, where n is the number of processes."""
-        team = self.context.team
-        return batch[team.rank :: team.size]
 
     @contextmanager
     def _stopping_if_workers_are_ended(self) -> Iterator[None]:
@@ -318,13 +296,14 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-        # Gradients and loss. With several processes, agree on the loss and on what follows the step.
+        # Gradients, and the loss over all processes, which may each have a part of it.
         self.optimizer.zero_grad(set_to_none=True)
         calls = self.loss.calls(batches, shares)
-        loss = backward(self._shared_loss, calls, team)
-        if team.size > 1:
-            loss = self._agree(loss)
-        self._check_loss(loss)
+        total = torch.tensor(backward(self._shared_loss, calls, team), dtype=torch.float64)
+        team.add(total)
+        loss = total.item()
+        if not math.isfinite(loss):
+            self._refuse_loss(loss)
 
         # Without a gradient, pruned weights stay zero.
         for parameter, is_kept in self._kept_weights:
@@ -337,14 +316,12 @@ class Training:
         self.loss.after_step()
         return loss
 
-    def _check_loss(self, value: float) -> None:
-        """Raise an error if a loss is not finite, which says whether a good state was saved before.
+    def _refuse_loss(self, value: float) -> NoReturn:
+        """Raise an error for a loss that is not finite, which says whether a good state was saved before.
 
         Raises:
-            NonFiniteError: the loss is not finite.
+            NonFiniteError: always.
         """
-        if math.isfinite(value):
-            return
         state = self.context.state
         what_is_left = "nothing was written"
         if state is not None and state.exists():
@@ -370,7 +347,7 @@ class Training:
         # The mean loss of the steps of this epoch.
         history = self.history
         losses = history.losses[self._steps_of_ended_epochs() :]
-        epoch: EpochFigures = {
+        epoch: dict[str, Any] = {
             "epoch": len(history.epochs) + 1,
             "steps": history.steps,
             "loss": sum(losses) / len(losses),
@@ -399,15 +376,9 @@ class Training:
                 best by more than ``min_delta``, so of equal epochs the first is kept.
         """
         history = self.history
-        is_better = True  # the first epoch is
-        if self.best is not None:
-            best_accuracy, _ = self.best
-            is_better = accuracy > best_accuracy + self.options.min_delta
-        if is_better:
-            weights = {}
-            for name, parameter in self.parameters.items():
-                weights[name] = parameter.detach().clone()
-            self.best = (float(accuracy), weights)
+        if history.best is None or accuracy > history.best + self.options.min_delta:
+            self.best = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+            history.best = accuracy
             history.kept_epoch = len(history.epochs)
             history.waited = 0
             return
@@ -441,53 +412,27 @@ class Training:
             for name, parameter in self.parameters.items():
                 parameter.copy_(weights[name])
 
-    # --- several processes --------------------------------------------------------------------------------------------
-
-    def _agree(self, loss: float) -> float:
-        """Exchange with all processes the loss of a step, and whether to stop or to save after the step.
-
-        Either all of them then save or stop, or none does: they stop if a signal has reached any of them, and save by
-        the clock of the first.
-
-        Args:
-            loss: this process's share of the loss.
-
-        Returns:
-            The loss of the step, summed over processes.
-        """
-        context = self.context
-        step = self.history.steps + 1
-        is_due = context.team.rank == 0 and self._is_due(step)
-        is_to_stop = context.signals.requested
-
-        # One sum exchanges all three: a flag (0 or 1) that any process has set makes its sum positive.
-        sums = torch.tensor([loss, is_to_stop, is_due], dtype=torch.float64)  # [3], changed in place by `add`
-        context.team.add(sums)
-        total, stops, saves = sums.tolist()
-        self._agreed = (stops > 0, saves > 0)
-        return float(total)
-
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        """Save after a step, or save and stop, if it is time; several processes do as they have agreed.
+        """Save after a step, or save and stop, if it is time.
+
+        All processes do so, or none: they stop if a signal has reached any of them, and save by the clock of the first.
 
         Raises:
             Interrupted, KeyboardInterrupt: the run stops.
         """
-        if self._agreed is not None:
-            is_to_stop, is_to_save = self._agreed
-        else:
-            is_to_stop = self.context.signals.requested
-            is_to_save = self._is_due(self.history.steps)
-        if is_to_stop:
+        context = self.context
+        is_due = context.team.rank == 0 and context.state is not None and context.state.due(self.history.steps)
+        wishes = torch.tensor(
+            [context.signals.requested, is_due], dtype=torch.float64
+        )  # [2], changed in place by `add`
+        context.team.add(wishes)
+        to_stop, to_save = wishes.tolist()
+        if to_stop:
             self._interrupt()
-        if is_to_save:
+        if to_save:
             self.save()
-
-    def _is_due(self, step: int) -> bool:
-        """Return whether it is time to save after this step."""
-        return self.context.state is not None and self.context.state.due(step)
 
     def _stop_alone(self) -> None:
         """Stop at once, if a signal asks for it. Several processes do nothing here: they agree after the next step."""
@@ -527,16 +472,11 @@ class Training:
         random_states = team.gather(random_bytes.hex())
         if team.rank != 0 or self.context.state is None:  # only the first process writes
             return
-        best_accuracy: float | None = None
-        best_weights: dict[str, Tensor] = {}
-        if self.best is not None:
-            best_accuracy, best_weights = self.best
         counters = {name: getattr(history, name) for name in _COUNTERS}
         progress = {
             **counters,
             "steps": history.steps,
             "total": self.course.total,
-            "best": best_accuracy,
             "log": self.context.run_log.position(),
         }
 
@@ -545,7 +485,7 @@ class Training:
         collected = self.course.state()
         saved = Saved(progress | collected.progress | extra.progress, collected.tensors | extra.tensors)
         saved.add("model.", weights)
-        saved.add("best.", best_weights)
+        saved.add("best.", self.best)
         saved.add("optimizer.", optimizer_tensors(self.optimizer))
         for rank, state_as_hex in enumerate(random_states):
             state = bytearray.fromhex(state_as_hex)
@@ -561,11 +501,7 @@ class Training:
         # The weights, the optimizer, and the best weights so far.
         self.put(saved.part("model."))
         load_optimizer(self.optimizer, saved.part("optimizer."))
-        if progress["best"] is not None:
-            best_weights = {}
-            for name, tensor in saved.part("best.").items():
-                best_weights[name] = tensor.to(self.device)
-            self.best = (progress["best"], best_weights)
+        self.best = {name: tensor.to(self.device) for name, tensor in saved.part("best.").items()}
         self.course.load(saved)
 
         # The counters.
@@ -580,15 +516,6 @@ class Training:
         state_of_first = random_states["0"]
         state = random_states.get(str(self.context.team.rank), state_of_first)
         set_random_state(state, self.device)
-
-
-def _chunks(items: Sequence[_Item], size: int) -> list[Sequence[_Item]]:
-    """Cut a sequence into parts of ``size`` items; the last one may be shorter."""
-    chunks = []
-    for start in range(0, len(items), size):
-        stop = start + size
-        chunks.append(items[start:stop])
-    return chunks
 
 
 @torch.no_grad()  # not inference mode: weights gathered from shards in inference mode could not be trained later

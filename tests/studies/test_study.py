@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,9 +49,8 @@ from hydractl.studies.words import WORDS
 from hydractl.verbs.study_time import _passes_of_training
 from tests.answers import result_of
 from tests.calls import ran
-from tests.forked import Forked
 from tests.pico import published
-from tests.running import json_lines, read_json
+from tests.running import json_lines, read_json, stopped_after
 from tests.spread import marked_release
 
 TINY = (
@@ -791,14 +789,11 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
     table = shown(document, 200)
     assert "learning" in table and all(f"{kept[0]:g}" in table.split() for kept in rates.values())
 
-    # Killed between the trainings with the one and the other rate, and given again.
-    words = [word for pair in {**OPTIONS, **options, "-o": "runs"}.items() for word in pair]
+    # Stopped in the training with the second rate, and given again.
     shutil.rmtree("runs")
-    child = Forked(["study", "vit.st", *words, "--no-timed", "-q", *GRID])
-    while child.poll() is None and not Path("runs/trained0.st.state").exists():
-        time.sleep(0.005)
-    child.kill()
-    child.wait()
+    with stopped_after(2, lr=0.01):
+        assert study(*GRID, **options) == 130
+    assert Path("runs/trained0.st.state").exists()
     assert not Path("runs/choice.json").exists()
     assert study(*GRID, **options) == 0
     made = [*(f"{file}.st" for file in files.values()), "choice.json"]
