@@ -55,16 +55,16 @@ MUTATIONS = (
     Mutation(
         "a tie of a search goes to the highest head",
         "hydractl/circuit/winners.py",
-        "return Standing(counts.key(objective), -site, -position)",
-        "return Standing(counts.key(objective), -site, position)",
+        "return counts.key(objective), -site, -position",
+        "return counts.key(objective), -site, position",
         "tests/circuit/test_winners.py",
     ),
     Mutation(
-        "a candidate given up that another machine may prefer",
-        "hydractl/circuit/winners.py",
-        "        sure = surest_standing(objective, trial)\n",
-        "        sure = highest_standing(objective, trial)\n",
-        "tests/circuit/test_winners.py",
+        "a candidate given up that could still win a tie",
+        "hydractl/circuit/race.py",
+        "contestant.hope(objective) < lead:",
+        "contestant.hope(objective)[0] <= lead[0]:",
+        "tests/circuit/test_search.py",
     ),
     Mutation(
         "pooling in 16 bits",

@@ -76,15 +76,3 @@ def ended_text(circuit: CircuitAnswer) -> str:
     if not count:
         return f"{circuit.objective}: no head can go within {ended}: the circuit is the whole model"
     return f"{circuit.objective}: {count} heads are removed: a further one would not keep {ended}"
-
-
-def rounding_text(circuits: Mapping[str, CircuitAnswer]) -> str | None:
-    """Return a warning that lists the steps that rounding decided, by objective; None if there are none."""
-    undecided = []
-    for objective, circuit in circuits.items():
-        steps = [str(step.step) for step in circuit.rounding or ()]
-        if steps:
-            undecided.append(f"{objective} {', '.join(steps)}")
-    if not undecided:
-        return None
-    return f"steps decided by less than rounding, which may go otherwise on another machine: {'; '.join(undecided)}"

@@ -1,76 +1,17 @@
-"""Counts from logits: the counts of one batch, how far rounding may change them, and their sums over batches."""
+"""Counts from logits: the counts of one batch, and their sums over batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from hydractl.circuit.objective import LOSS_UNIT, Doubt, EvaluationCounts, Share
+from hydractl.circuit.objective import LOSS_UNIT, EvaluationCounts, Share
 from hydractl.errors import NonFiniteError
 from hydractl.metrics.ood import OOD_SCORES, two_u
-from hydractl.metrics.probabilities import Block, Floats
-
-# --- what rounding may change -----------------------------------------------------------------------------------------
-
-LOGIT_TOLERANCE = {torch.float64: 2e-14, torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-"""Two logits are equal but for rounding if they differ by less than this times the largest logit of the sample or 1.
-
-Differences between machines were seen to be a twentieth of it, in half precision one half.
-"""
-
-
-def margins(logits: Floats, labels: np.ndarray) -> Floats:
-    """Return the logit (or log p) of the label minus the highest other one, ``[B]``, from ``[B, classes]``."""
-    samples = np.arange(len(labels))
-    logit_of_label = logits[samples, labels]
-    others = logits.copy()
-    others[samples, labels] = -np.inf
-    highest_other = others.max(axis=1)
-    return np.asarray(logit_of_label - highest_other)
-
-
-def _msp_slope(block: Block) -> Floats:
-    """Return p (1 - p) of the highest class, ``[B]``, averaged over members."""
-    top_class = block.pooled_log.argmax(axis=1)  # [B]
-    index = top_class[None, :, None]
-    column_of_top = np.take_along_axis(block.member_log_probs, index, axis=2)  # [members, B, 1]
-    log_p_of_top = column_of_top[:, :, 0]
-    p = np.exp(log_p_of_top)
-    p_minus_1 = np.expm1(log_p_of_top)  # more exact than p - 1 if p is near 1
-    slopes = -p * p_minus_1
-    return np.asarray(slopes.mean(axis=0))
-
-
-def _entropy_slope(block: Block) -> Floats:
-    """Return the sum over classes of p times the distance of -log p from its mean, ``[B]``, averaged over members."""
-    p = block.member_powers  # [members, B, classes]
-    log_p = block.pooled_log  # [B, classes]
-    cross_entropy = -(p * log_p).sum(axis=2, keepdims=True)  # [members, B, 1]
-    distances = np.abs(log_p + cross_entropy)
-    slopes = (p * distances).sum(axis=2)  # [members, B]
-    return np.asarray(slopes.mean(axis=0))
-
-
-def _slope_of_one(block: Block) -> Floats:
-    """Return 1 for each sample, ``[B]``."""
-    samples = block.logits.shape[1]
-    return np.ones(samples)
-
-
-SLOPES: dict[str, Callable[[Block], Floats]] = {
-    "msp": _msp_slope,
-    "entropy": _entropy_slope,
-    "energy": _slope_of_one,
-    "maxlogit": _slope_of_one,
-}
-"""For each OOD score, a function of how much the score of a sample changes at most if a member's logits change by 1."""
-
-
-# --- one batch --------------------------------------------------------------------------------------------------------
+from hydractl.metrics.probabilities import Floats, pooled_log_probs
 
 
 @dataclass(frozen=True)
@@ -82,8 +23,6 @@ class Values:
         scores: the OOD score of each sample ``[B]``, higher = more OOD.
         correct: how many ID samples are classified right; 0 for OOD samples.
         nll: the sum of this loss over ID samples, in whole units of :data:`LOSS_UNIT`; 0 for OOD samples.
-        doubt: by how much rounding may change these two counts.
-        near: by how much rounding may change each OOD score, ``[B]``; a single number holds for all samples.
         tasks: the indices of the tasks that the samples belong to.
     """
 
@@ -91,15 +30,11 @@ class Values:
     scores: Floats
     correct: int = 0
     nll: int = 0
-    doubt: Doubt = Doubt()
-    near: Floats | float = 0.0
     tasks: Sequence[int] = (0,)
 
 
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
     """Return the OOD scores, the number of correct samples and the NLL of one batch, computed in float64.
-
-    Each comes with its doubt: by how much it may differ on another machine, where logits are rounded otherwise.
 
     Args:
         logits: ``[B, classes]``.
@@ -116,46 +51,21 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     if not np.isfinite(members).all():
         raise NonFiniteError("a logit is NaN or infinite during the search", hint="try a wider --dtype")
 
-    # The OOD scores, and by how much rounding may change each of them.
-    block = Block(members)
+    # The OOD score of each sample.
     scores = OOD_SCORES[ood_score](members)
-    tolerance = LOGIT_TOLERANCE[logits.dtype]
-    largest_logit = np.abs(members).max(axis=(0, 2))  # [B]
-
-    # If two logits differ by less than this, they may be in the opposite order on another machine.
-    logit_tolerance = tolerance * np.maximum(1.0, largest_logit)  # [B]
-
-    # Give each score half of it, so that two scores together differ by as much as two logits do.
-    score_tolerance = logit_tolerance / 2 * SLOPES[ood_score](block)  # [B]
     if labels is None:
-        return Values(False, scores, near=score_tolerance)
+        return Values(False, scores)
 
-    # A sample is right if its margin, the logit of the label minus the highest other one, is above 0. Count those that
-    # are right here, on every machine (surely), and on some machine (perhaps): a tie may be won elsewhere.
-    only_member = members[0]  # [B, classes]
-    predicted = only_member.argmax(axis=1)
-    correct = int((predicted == labels).sum())
-    margin = margins(only_member, labels)
-    surely_correct = int((margin > logit_tolerance).sum())
-    perhaps_correct = int((margin >= -logit_tolerance).sum())
-
-    # The NLL of each sample, in whole units. Rounding may change it by a few units: one in float32, more in half
-    # precision.
-    log_p_of_label = block.pooled_log[np.arange(len(labels)), labels]
+    # How many ID samples are right, and their loss in whole units.
+    samples = np.arange(len(labels))
+    predicted = members[0].argmax(axis=1)  # [B]
+    log_p_of_label = pooled_log_probs(members)[samples, labels]
     nll_in_units = np.rint(-log_p_of_label / LOSS_UNIT)
-    units_in_doubt = round(tolerance / LOGIT_TOLERANCE[torch.float32])
-    doubt = Doubt(
-        fewer=correct - surely_correct,
-        more=perhaps_correct - correct,
-        loss=len(labels) * units_in_doubt,
-    )
     return Values(
         labelled=True,
         scores=scores,
-        correct=correct,
+        correct=int((predicted == labels).sum()),
         nll=int(nll_in_units.astype(np.int64).sum()),
-        doubt=doubt,
-        near=score_tolerance,
     )
 
 
@@ -195,35 +105,6 @@ class PairCount:
             self.outside = np.sort(joined)
 
 
-class TaskPairs:
-    """The pairs of one task, counted three times: as measured, with rounding against the model, and for it."""
-
-    def __init__(self) -> None:
-        self.counted = PairCount()
-        self._least = PairCount()
-        self._most = PairCount()
-
-    def add(self, values: Values) -> None:
-        """Count the scores of one batch."""
-        # Shift scores against the model: an ID sample scores higher, an OOD sample lower.
-        against_model = values.near if values.labelled else -values.near
-        least_scores = values.scores + against_model
-        most_scores = values.scores - against_model
-        self.counted.add(values.labelled, values.scores)
-        self._least.add(values.labelled, least_scores)
-        self._most.add(values.labelled, most_scores)
-
-    @property
-    def lower(self) -> int:
-        """By how much rounding may lower twice U."""
-        return self.counted.two_u - self._least.two_u
-
-    @property
-    def higher(self) -> int:
-        """By how much rounding may raise twice U."""
-        return self._most.two_u - self.counted.two_u
-
-
 class Tally:
     """The counts of one model over the batches it has seen so far.
 
@@ -240,8 +121,7 @@ class Tally:
         self._shares = shares
         self._correct = 0
         self._nll = 0
-        self._doubt = Doubt()
-        self._pairs = [TaskPairs() for _ in shares]
+        self._pairs = [PairCount() for _ in shares]
 
     def add(self, batch: int, values: Values) -> None:
         """Count one batch, which must be new, for each task that its samples belong to.
@@ -257,9 +137,8 @@ class Tally:
             times = self._shares[task].inside
             self._correct += times * values.correct
             self._nll += times * values.nll
-            self._doubt = self._doubt.plus(times, values.doubt)
             # The pairs are multiplied in `counts`.
-            self._pairs[task].add(values)
+            self._pairs[task].add(values.labelled, values.scores)
 
     def counts(self) -> EvaluationCounts:
         """Return the counts over the batches seen so far, summed over all tasks.
@@ -268,28 +147,20 @@ class Tally:
         the AUROC is ``two_u / (2 * n_id * n_ood)``. It is None if no OOD sample has been seen.
         """
         # A task is one ID set (inside) with one OOD set (outside). Its samples and pairs are counted as often as its
-        # share says. `lower` and `higher` are by how much rounding may change `two_u`.
+        # share says; the counts of single samples were weighted when they were added.
         n_id = 0
         n_ood = 0
         twice_u = 0
-        lower = 0
-        higher = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
-            n_id += share.inside * len(pairs.counted.inside)
-            n_ood += share.outside * len(pairs.counted.outside)
-            twice_u += share.pairs * pairs.counted.two_u
-            lower += share.pairs * pairs.lower
-            higher += share.pairs * pairs.higher
-
-        # The counts of single samples were weighted when they were added.
-        doubt = self._doubt._replace(lower=lower, higher=higher)
+            n_id += share.inside * len(pairs.inside)
+            n_ood += share.outside * len(pairs.outside)
+            twice_u += share.pairs * pairs.two_u
         return EvaluationCounts(
             correct=self._correct,
             n_id=n_id,
             two_u=twice_u if n_ood else None,
             n_ood=n_ood,
             nll=self._nll,
-            doubt=doubt,
         )
 
     @property
@@ -297,7 +168,5 @@ class Tally:
         """The number of pairs of an ID and an OOD sample seen so far, each counted as often as its share."""
         total = 0
         for share, pairs in zip(self._shares, self._pairs, strict=True):
-            n_id = len(pairs.counted.inside)
-            n_ood = len(pairs.counted.outside)
-            total += share.pairs * n_id * n_ood
+            total += share.pairs * len(pairs.inside) * len(pairs.outside)
         return total

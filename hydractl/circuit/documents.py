@@ -16,11 +16,9 @@ from hydractl.files.circuit_answer import (
     CircuitAnswer,
     MaskRecord,
     RemovalRecord,
-    RivalRecord,
     SearchCounts,
     SearchedGain,
     SeenRecord,
-    UndecidedStep,
 )
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -107,7 +105,6 @@ class CircuitWriter:
             base=SearchCounts(**_counts(ranking.base, objective)),
             removed=removals,
             gain=self._gain(objective, ranking),
-            rounding=self._undecided_steps(objective, ranking) or None,
             source=ProvenanceRecord.model_validate(made_by),
             tower=None if options.tower == "both" else options.tower,
             start_mask=None if mask.is_full else MaskRecord.model_validate(mask.to_json()),
@@ -164,28 +161,6 @@ class CircuitWriter:
         # The share of the wrongly ordered pairs (1 - AUROC) that the circuit puts right.
         corrected = (after - before) / (1 - before)
         return SearchedGain(before=before, after=after, corrected=corrected, low=corrected < LOW_GAIN)
-
-    def _undecided_steps(self, objective: str, ranking: ObjectiveRanking) -> list[UndecidedStep]:
-        """Return the removals that rounding may decide otherwise on another machine; empty if there are none.
-
-        Each comes with its rivals, the heads that such a machine may remove instead, the highest score first. A score
-        is the objective of the model without the head: ``score`` as counted here, ``least`` and ``most`` the lowest and
-        the highest that rounding allows. ``lead`` is the score of the removed head minus that of its first rival.
-        """
-        undecided = []
-        for number, step in enumerate(ranking.steps, start=1):
-            if not step.rivals:  # every machine removes the same head
-                continue
-            rivals = []
-            for rival in step.rivals:
-                site, head = self.names[rival.head]
-                most = rival.counts.most.score(objective)
-                score = rival.counts.score(objective)
-                rivals.append(RivalRecord(site=site, head=head, score=score, most=most))
-            lead = step.counts.score(objective) - rivals[0].score
-            least = step.counts.least.score(objective)
-            undecided.append(UndecidedStep(step=number, lead=lead, least=least, rivals=rivals))
-        return undecided
 
 
 def _counts(counts: EvaluationCounts, objective: str) -> dict[str, Any]:

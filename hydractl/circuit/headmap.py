@@ -17,7 +17,7 @@ from typing import Unpack
 
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.search import GreedySearch, ObjectiveRanking, SearchKeywords, objectives_by_removed_heads
-from hydractl.circuit.winners import CandidateHead, best_first, lowest_chosen
+from hydractl.circuit.winners import CandidateHead, best_first
 
 
 class Headmap(GreedySearch):
@@ -89,9 +89,10 @@ class Headmap(GreedySearch):
                 for objective in group:
                     # Objectives share trials, which may count more than this objective reads: leave only what it reads.
                     trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
-                    lowest, left_over = lowest_chosen(objective, trials_as_read, self.kept[site])
-                    chosen[objective] += [trial.head for trial in lowest]
-                    self.rankings[objective].steps += left_over
+                    in_order = best_first(objective, trials_as_read)
+                    not_chosen = max(0, len(in_order) - self.kept[site])
+                    chosen[objective] += [trial.head for trial in in_order[not_chosen:]]
+                    self.rankings[objective].steps += in_order[:not_chosen]
 
         # So far, the steps of each ranking are in the order of the sites: sort them by score.
         for objective, ranking in self.rankings.items():

@@ -1,10 +1,10 @@
 """The journal of a search: one line for each measurement, so that a search that was killed can be resumed.
 
 A journal is a file of JSON lines. The first line is the header, which says what search it is: ``{"schema":
-"hydractl.journal/2", "fingerprint": {...}, "environment": {...}, "crc": ...}``. Then follows one object per line, in
+"hydractl.journal/3", "fingerprint": {...}, "environment": {...}, "crc": ...}``. Then follows one object per line, in
 the order in which the search appends them, and at most one ``{"order": ..., "crc": ...}``. The last key of every line
 is a checksum of what stands before it, so that no damaged number becomes a result. If several processes search
-together, process N > 0 writes to its own file beside the first one, with ``.N`` after the name.
+together, the first one alone has a journal.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import stat
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from hydractl.errors import HydraError, InputError, OutputError
-from hydractl.files.atomic import lock, make_folder, open_locked, open_own, storage_error, sync_folder
+from hydractl.files.atomic import make_folder, open_locked, storage_error, sync_folder
 from hydractl.jsonio import differences, parse_json
 from hydractl.log import Log
 
-JOURNAL_SCHEMA = "hydractl.journal/2"
+JOURNAL_SCHEMA = "hydractl.journal/3"
 ORDER_KEY = "order"
 _CHECKSUM_KEY = "crc"
 HOW_TO_START_OVER = "start over with --force and without --resume"
@@ -50,7 +48,7 @@ class Journal:
     against the loss of power. A journal that this process began and never appended to is removed when it is closed.
 
     Attributes:
-        records: the records of all processes that were found at opening, in file order, the first process's file first.
+        records: the records that were found at opening, in their order.
         order: the value that :meth:`set_order` stored, in this run or in the run that is resumed; None before that.
     """
 
@@ -73,23 +71,18 @@ class Journal:
         resume: bool,
         force: bool,
         log: Log,
-        rank: int = 0,
     ) -> Journal:
         """Begin a new journal, or go on with an existing one.
 
-        If several processes search together, the process of rank 0 must open its journal first. No process may append
-        before all have opened: otherwise they would not all read the same records.
-
         Args:
-            path: the file of rank 0; rank N > 0 uses the file with ``.N`` after this name.
+            path: the file.
             fingerprint: the settings that decide the result, a flat object of JSON values. Recorded measurements are
                 used again only if all these values are equal.
             environment: values that may change rounding, e.g. versions; if they differ, the log warns.
             resume: go on with the recorded search; if none is recorded, begin a new one and log that. If ``resume`` is
                 set, ``force`` is ignored here (it then concerns other outputs).
             force: discard a recorded search and start over.
-            log: receives the differences and the dropped lines; ranks above 0 pass a silent log.
-            rank: the rank of this process.
+            log: receives the differences and the dropped line.
 
         Returns:
             The journal, open for appending, with the records that were found.
@@ -100,19 +93,17 @@ class Journal:
             InputError: on resuming, a file of another search, or a file that is broken before its last line.
             StorageError: no space.
         """
-        # Every process has its own file.
-        path_of_rank = path if rank == 0 else path.with_name(f"{path.name}.{rank}")
         header = {"schema": JOURNAL_SCHEMA, "fingerprint": dict(fingerprint), "environment": dict(environment)}
         header_line = _json_line(header)
-        journal = cls(path_of_rank, _open_locked(path_of_rank))
+        journal = cls(path, _open_locked(path))
         try:
             kept_bytes = 0
             if resume:
                 # Parse the header line back, since JSON changes some values: tuples become lists, and characters that
                 # cannot be encoded become "?". Only then can it be compared with a recorded header.
-                kept_bytes = journal._read_search(path, rank, json.loads(header_line), log)
-            else:
-                journal._check_free_or_clear(path, rank, force)
+                kept_bytes = journal._read_search(json.loads(header_line), log)
+            elif not force:
+                check_free(path)
 
             # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then).
             journal._file.truncate(kept_bytes)
@@ -127,7 +118,7 @@ class Journal:
             with contextlib.suppress(HydraError):
                 journal.close()
             if isinstance(error, OSError):
-                raise storage_error(error, path_of_rank) from error
+                raise storage_error(error, path) from error
             raise
         return journal
 
@@ -141,10 +132,7 @@ class Journal:
         self._appended = True
 
     def set_order(self, order: Any) -> None:
-        """Store once, and durably, a JSON value that is known only after the first measurement: the order of samples.
-
-        Only the process of rank 0 calls this, before any process appends a record that depends on the order.
-        """
+        """Store once, and durably, a JSON value that is known after the first measurement: the order of samples."""
         self.append({ORDER_KEY: order})
         self.sync()
         self.order = order
@@ -197,95 +185,57 @@ class Journal:
         """Return the size of the file in bytes."""
         return os.fstat(self._file.fileno()).st_size
 
-    def _check_free_or_clear(self, path: Path, rank: int, force: bool) -> None:
-        """Check that no search is recorded. With ``force``, skip this; rank 0 then removes the files of other ranks."""
-        if not force:
-            check_free(self.path)
-        if rank != 0:
-            return
-        for other in _files_beside(path):
-            beginning = _content_of(other, idle=True)[: len(FIRST_BYTES)]
-            if not FIRST_BYTES.startswith(beginning):
-                raise OutputError(f"{other} is in the way and is no {JOURNAL_SCHEMA} file", hint="move it away")
-            other.unlink()
-
-    def _read_search(self, path: Path, rank: int, header: Record, log: Log) -> int:
-        """Take over what the files of all processes record of a search. The files are not changed.
+    def _read_search(self, header: Record, log: Log) -> int:
+        """Take over what the file records of a search. The file is not changed.
 
         Args:
-            path: the file of rank 0.
-            rank: the rank of this process.
             header: the header of this search, in the form in which it would be read from a file.
-            log: receives a line for each half-written line, which is ignored, and for another environment.
+            log: receives a line for a half-written line, which is ignored, and for another environment.
 
         Returns:
-            The size in bytes of the whole lines in the file of this process; new lines are appended after them.
+            The size in bytes of the whole lines in the file; new lines are appended after them.
 
         Raises:
-            InputError: a file belongs to another search, or is broken.
+            InputError: the file belongs to another search, or is broken.
         """
-        files = self._parse_files(path, rank)
-        files_with_header = [file for file in files if file.objects]
-        for file in files_with_header:
-            recorded = file.objects[0].get("fingerprint", {})
-            problems = differences(recorded, header["fingerprint"], "in the journal")
-            if problems:
-                hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
-                raise InputError(f"{file.path} records another search", hint=hint, problems=problems)
+        self._file.seek(0)
+        content = self._file.read()
+        objects, half_written = _parse(self.path, content)
+        if half_written:
+            cut_short = "last line" if objects else "header"
+            log.info(f"the {cut_short} of {self.path} is half-written: dropped")
+        if not objects:
+            log.info(f"no search is recorded in {self.path}: starting afresh")
+            return 0
 
-        # The records of all processes, and the order of the samples, which all files must agree on.
-        for file in files:
-            if file.torn:
-                half_written = "last line" if file.objects else "header"
-                log.info(f"the {half_written} of {file.path} is half-written: dropped")
-            for record in file.objects[1:]:
-                if ORDER_KEY not in record:
-                    self.records.append(record)
-                    continue
-                if self.order not in (None, record[ORDER_KEY]):
-                    message = f"{path} and the files beside it are of different searches"
-                    raise InputError(message, hint=HOW_TO_START_OVER)
-                self.order = record[ORDER_KEY]
-
-        # Messages about what was found. Another environment may round differently; the search goes on all the same.
-        if not files_with_header:
-            log.info(f"no search is recorded in {path}: starting afresh")
-        changes: dict[str, None] = {}  # each once, in the order of the files
-        for file in files_with_header:
-            recorded = file.objects[0].get("environment", {})
-            changes.update(dict.fromkeys(differences(recorded, header["environment"], "in the journal")))
+        # Another search is refused; another environment may round differently, and the search goes on all the same.
+        recorded, *records = objects
+        problems = differences(recorded.get("fingerprint", {}), header["fingerprint"], "in the journal")
+        if problems:
+            hint = f"give the settings it was begun with, or {HOW_TO_START_OVER}"
+            raise InputError(f"{self.path} records another search", hint=hint, problems=problems)
+        changes = differences(recorded.get("environment", {}), header["environment"], "in the journal")
         if changes:
             log.warn("the search was begun in another environment: " + "; ".join(changes))
-        return next(file.whole_bytes for file in files if file.path == self.path)
 
-    def _parse_files(self, path: Path, rank: int) -> list[_JournalFile]:
-        """Return the content of the existing journals of all processes, the file of rank 0 first.
-
-        Args:
-            path: the file of rank 0.
-            rank: the rank of this process; its own file is open already.
-        """
-        parsed = []
-        paths = [path, *_files_beside(path), self.path]
-        for path_of_rank in dict.fromkeys(paths):  # each path once
-            if path_of_rank == self.path:  # open already, and locked by this process
-                self._file.seek(0)
-                parsed.append(_parse_file(path_of_rank, self._file.read()))
-            elif path_of_rank.exists():
-                # Rank 0 opens first, so the files that it finds beside its own belong to older searches, whose
-                # processes must have ended. A higher rank reads files that other ranks of this search hold open.
-                is_of_older_search = rank == 0
-                content = _content_of(path_of_rank, idle=is_of_older_search)
-                parsed.append(_parse_file(path_of_rank, content))
-        return parsed
+        for record in records:
+            if ORDER_KEY in record:
+                self.order = record[ORDER_KEY]
+            else:
+                self.records.append(record)
+        return len(content) - len(half_written)
 
 
 class NoJournal(Journal):
-    """A journal that keeps nothing, for a search whose result goes to standard output."""
+    """A journal that keeps nothing: of a search whose result goes to standard output, or of a further process.
 
-    def __init__(self) -> None:
-        self.records = []
-        self.order = None
+    Args:
+        records, order: what the journal of the first process has.
+    """
+
+    def __init__(self, records: Sequence[Record] = (), order: Any = None) -> None:
+        self.records = list(records)
+        self.order = order
 
     def append(self, record: Mapping[str, object]) -> None:
         """Nothing is kept."""
@@ -297,38 +247,18 @@ class NoJournal(Journal):
         """Nothing is kept."""
 
 
-# --- the files of a journal -------------------------------------------------------------------------------------------
+# --- the file of a journal --------------------------------------------------------------------------------------------
 
 
 def check_free(path: Path) -> None:
-    """Check that no search is recorded in a journal or in the files beside it.
+    """Check that no search is recorded in a journal.
 
     Raises:
         OutputError: a search is recorded.
     """
-    for file in (path, *_files_beside(path)):
-        if not os.path.lexists(file):
-            continue
-        if os.lstat(file).st_size:
-            hint = "add --resume to go on with it, or --force to start over"
-            raise OutputError(f"a search is recorded in {file}", hint=hint)
-
-
-@dataclass(frozen=True)
-class _JournalFile:
-    """The file of one process, as it was read.
-
-    Attributes:
-        path: the file.
-        whole_bytes: the size of its whole lines in bytes; 0 if even the header is missing.
-        torn: whether a half-written line follows the whole ones.
-        objects: the objects of its whole lines, the header first; empty if even the header is missing.
-    """
-
-    path: Path
-    whole_bytes: int
-    torn: bool
-    objects: list[Record]
+    if os.path.lexists(path) and os.lstat(path).st_size:
+        hint = "add --resume to go on with it, or --force to start over"
+        raise OutputError(f"a search is recorded in {path}", hint=hint)
 
 
 def _json_line(value: Mapping[str, object]) -> bytes:
@@ -359,8 +289,8 @@ def _object_of(line: bytes) -> dict[str, Any] | None:
     return dict(value)
 
 
-def _parse_file(path: Path, data: bytes) -> _JournalFile:
-    """Parse the content of one file, and drop a broken last line.
+def _parse(path: Path, data: bytes) -> tuple[list[Record], bytes]:
+    """Return the objects of the whole lines, the header first, and the half-written line after them, which is dropped.
 
     Args:
         path: the file, for messages.
@@ -393,46 +323,7 @@ def _parse_file(path: Path, data: bytes) -> _JournalFile:
             problems.append(f"line {number} is not as it was written")
     if problems:
         raise InputError(f"{path} is broken", hint=HOW_TO_START_OVER, problems=problems)
-    return _JournalFile(path, whole_bytes=len(data) - len(torn), torn=bool(torn), objects=objects)
-
-
-def _files_beside(path: Path) -> list[Path]:
-    """Return the existing files of ranks above 0 beside the file of rank 0, in the order of the ranks."""
-    name_with_rank = re.compile(re.escape(path.name) + r"\.([1-9][0-9]*)")
-    file_by_rank = {}
-    try:
-        for file in path.parent.iterdir():
-            match = name_with_rank.fullmatch(file.name)
-            if match:
-                file_by_rank[int(match[1])] = file
-    except OSError as error:
-        raise storage_error(error, path) from error
-    return [file_by_rank[rank] for rank in sorted(file_by_rank)]
-
-
-def _content_of(path: Path, *, idle: bool) -> bytes:
-    """Read the file of another process.
-
-    Args:
-        path: the file.
-        idle: whether that process must have ended; if so, the file is locked for a moment to check that.
-
-    Returns:
-        All bytes of the file.
-
-    Raises:
-        InputError: the file cannot be read, or is not a regular file.
-        OutputError: with ``idle``, a process is still writing it.
-    """
-    try:
-        with open(path, "rb", buffering=0, opener=open_own) as file:
-            if not _is_regular(file):
-                raise InputError(f"cannot read {path}: it is no regular file")
-            if idle:
-                lock(file, path)
-            return file.read()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    return objects, torn
 
 
 def _open_locked(path: Path) -> IO[bytes]:

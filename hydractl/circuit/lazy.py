@@ -28,9 +28,8 @@ from hydractl.circuit.forecasts import (
     slopes,
 )
 from hydractl.circuit.journal import Record
-from hydractl.circuit.objective import Doubt
 from hydractl.circuit.search import GreedySearch, SearchKeywords, evaluations
-from hydractl.circuit.winners import CandidateHead, Trial, first_of_highest
+from hydractl.circuit.winners import CandidateHead, Trial
 
 SLOPES_EVERY = 6
 """Slopes are computed anew every so many steps."""
@@ -194,7 +193,7 @@ class Lazy(GreedySearch):
         for objective in this_step.group:
             score_or_estimate = partial(self._score_or_estimate, this_step, objective)
             for _ in range(self.size):
-                in_front = first_of_highest(left, score_or_estimate)
+                in_front = max(sorted(left), key=score_or_estimate)  # of equal ones the lowest site, then head
                 if in_front in this_step.counted:
                     break
                 self._count(this_step, in_front)
@@ -230,8 +229,7 @@ class Lazy(GreedySearch):
 
         def record_of_batch(batch: int) -> Record:
             values = self.evaluator.current_values(batch)
-            near = np.asarray(values.near)
-            return {**vars(values), "scores": values.scores.tolist(), "near": near.tolist(), "tasks": [*values.tasks]}
+            return {**vars(values), "scores": values.scores.tolist(), "tasks": [*values.tasks]}
 
         # Each process evaluates some batches; afterwards all processes have the records of all batches, from JSON.
         record_by_batch = over_batches(self.evaluator, record_of_batch, self.processes)
@@ -240,8 +238,8 @@ class Lazy(GreedySearch):
         tally = Tally(self.evaluator.shares)
         for batch in sorted(record_by_batch):
             record = record_by_batch[batch]
-            arrays = {name: np.array(record[name]) for name in ("scores", "near")}
-            tally.add(batch, Values(**{**record, **arrays, "doubt": Doubt(*record["doubt"])}))
+            scores = np.array(record["scores"])
+            tally.add(batch, Values(**{**record, "scores": scores}))
         counts = tally.counts()
 
         # How far the forecast was off, for each objective. Memory writes the evaluation to the journal.
@@ -251,7 +249,7 @@ class Lazy(GreedySearch):
             forecast_score = this_step.forecasts[objective][head]
             errors[objective] = score - forecast_score
         evaluation = Trial(head, counts, forecast_errors=errors)
-        self.memory.keep_common_evaluation(first_objective, this_step.step, evaluation)
+        self.memory.keep_evaluation(first_objective, this_step.step, evaluation)
         self.evaluations += 1
         self.progress.advance()
         return evaluation

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from hydractl.circuit.journal import Journal, Record
-from hydractl.circuit.objective import Doubt, EvaluationCounts
+from hydractl.circuit.objective import EvaluationCounts
 from hydractl.circuit.winners import CandidateHead, Trial
-from hydractl.distributed import Processes
 
 
 def trial_from_record(record: Record) -> Trial:
@@ -20,7 +19,6 @@ def trial_from_record(record: Record) -> Trial:
     return Trial(
         head=CandidateHead(*record["head"]),
         counts=_counts_from_record(record["counts"]),
-        rivals=tuple(map(trial_from_record, record["rivals"])),
         given_up=tuple(record["given_up"]),
         forecast_errors=record["forecast_errors"],
     )
@@ -28,18 +26,14 @@ def trial_from_record(record: Record) -> Trial:
 
 def _counts_from_record(record: Record) -> EvaluationCounts:
     """Return the counts whose fields a record has by name."""
-    return EvaluationCounts(**{**record, "doubt": Doubt(*record["doubt"])})
+    return EvaluationCounts(**record)
 
 
 class SearchMemory:
-    """The journal of a search, in terms of heads, trials and evaluations.
+    """The journal of a search, in terms of heads, trials and evaluations."""
 
-    Facts that all processes know are written by the first process only.
-    """
-
-    def __init__(self, journal: Journal, processes: Processes) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._writes_common = processes.rank == 0
 
     def sync(self) -> None:
         """Flush the journal, so that what was stored survives a loss of power."""
@@ -54,8 +48,7 @@ class SearchMemory:
 
     def keep_base(self, counts: EvaluationCounts) -> None:
         """Store the counts before the first removal."""
-        if self._writes_common:
-            self._journal.append({"base": asdict(counts)})
+        self._journal.append({"base": asdict(counts)})
 
     def winners_of_step(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
         """Return the winner of a step for each of some objectives, from the journal.
@@ -76,8 +69,7 @@ class SearchMemory:
 
     def keep_removal(self, objective: str, step: int, winner: Trial) -> None:
         """Store the winner of a step."""
-        if self._writes_common:
-            self._journal.append({"removed": objective, "step": step, **asdict(winner)})
+        self._journal.append({"removed": objective, "step": step, **asdict(winner)})
 
     def evaluations_of_step(self, objective: str, step: int) -> dict[CandidateHead, Trial]:
         """Return the candidates that were evaluated in a step of an objective, from the journal."""
@@ -88,11 +80,6 @@ class SearchMemory:
                 evaluations[evaluation.head] = evaluation
         return evaluations
 
-    def keep_own_evaluation(self, objective: str, step: int, evaluation: Trial) -> None:
-        """Store a candidate that only this process has evaluated."""
+    def keep_evaluation(self, objective: str, step: int, evaluation: Trial) -> None:
+        """Store a candidate that was evaluated."""
         self._journal.append({"of": objective, "step": step, **asdict(evaluation)})
-
-    def keep_common_evaluation(self, objective: str, step: int, evaluation: Trial) -> None:
-        """Store a candidate that all processes have evaluated together; only the first process writes it."""
-        if self._writes_common:
-            self.keep_own_evaluation(objective, step, evaluation)

@@ -7,11 +7,6 @@ With several tasks (each an ID set and perhaps an OOD set), every score is the w
 pairs are then counted several times (:class:`Share`), so that all tasks have equally many: the ratios of the counts
 are exactly these means, and everything else works as with one task.
 
-Processors, versions of torch and numbers of threads add up numbers in different orders, so that logits differ in their
-last digits. This changes nothing for a sample that is far from being classified differently. It changes the result if
-two logits are equal but for rounding. Therefore an evaluation has not only its counts, but also says how differently
-another machine may count (:class:`Doubt`).
-
 Everything here is arithmetic on integers. ``counting.py`` makes them from logits, ``winners.py`` decides by them.
 """
 
@@ -68,27 +63,6 @@ def shares_of(sizes: Sequence[tuple[int, int]]) -> list[Share]:
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
-class Doubt(NamedTuple):
-    """By how much rounding may have changed the counts of an evaluation.
-
-    Attributes:
-        fewer, more: how many ID samples fewer or more may be classified right.
-        lower, higher: by how much twice the Mann-Whitney U may be lower or higher.
-        loss: by how much the summed loss may differ, in either direction.
-    """
-
-    fewer: int = 0
-    more: int = 0
-    lower: int = 0
-    higher: int = 0
-    loss: int = 0
-
-    def plus(self, times: int, other: Doubt) -> Doubt:
-        """Return the sum of this doubt and ``times`` times another one."""
-        sums = [mine + times * others for mine, others in zip(self, other, strict=True)]
-        return Doubt(*sums)
-
-
 @dataclass(frozen=True)
 class EvaluationCounts:
     """The counts of one evaluation, perhaps over some of the data; with several tasks weighted by :class:`Share`.
@@ -98,7 +72,6 @@ class EvaluationCounts:
         n_id, n_ood: how many ID and OOD samples were counted.
         two_u: twice the Mann-Whitney U of OOD scoring above ID, ties counted one half; None if it was not measured.
         nll: the sum over ID samples of -log p of the label, each rounded to units of :data:`LOSS_UNIT` nats.
-        doubt: how differently another machine may count.
     """
 
     correct: int
@@ -106,34 +79,13 @@ class EvaluationCounts:
     two_u: int | None
     n_ood: int
     nll: int = 0
-    doubt: Doubt = Doubt()
-
-    @property
-    def least(self) -> EvaluationCounts:
-        """The lowest counts that another machine may have: all that rounding leaves open goes against the model."""
-        doubt = self.doubt
-        return self._shifted(by_correct=-doubt.fewer, by_two_u=-doubt.lower, by_loss=doubt.loss)
-
-    @property
-    def most(self) -> EvaluationCounts:
-        """The highest counts that another machine may have: all that rounding leaves open goes for the model."""
-        doubt = self.doubt
-        return self._shifted(by_correct=doubt.more, by_two_u=doubt.higher, by_loss=-doubt.loss)
-
-    def _shifted(self, *, by_correct: int, by_two_u: int, by_loss: int) -> EvaluationCounts:
-        """Return the counts changed by these amounts, without any doubt."""
-        two_u = self.two_u
-        if two_u is not None:
-            two_u += by_two_u
-        return replace(self, correct=self.correct + by_correct, two_u=two_u, nll=self.nll + by_loss, doubt=Doubt())
 
     def read_by(self, objective: str) -> EvaluationCounts:
         """Return the counts that an objective reads: without OOD counts if the objective reads no OOD samples."""
         rule = OBJECTIVE_BY_NAME[objective]
         if rule.needs_ood:
             return self
-        doubt_without_ood = self.doubt._replace(lower=0, higher=0)
-        return replace(self, two_u=None, n_ood=0, doubt=doubt_without_ood)
+        return replace(self, two_u=None, n_ood=0)
 
     def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
         """Return the best counts that the whole data can still give.

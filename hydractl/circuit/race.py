@@ -2,9 +2,7 @@
 
 Each candidate is a head to remove. A candidate is given up as soon as its best case cannot reach what another candidate
 has already reached on all samples. The best case assumes that every sample it has not seen counts in its favour. Counts
-are integers, so the winner is exactly the one that evaluating everything would find. A candidate that could win on a
-machine that rounds otherwise is not given up. ``winners.py`` decides who is out of reach; this module decides which
-candidate runs next, and on which batch.
+are integers, so the winner is exactly the one that evaluating everything would find.
 """
 
 from __future__ import annotations
@@ -12,16 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from hydractl.circuit.counting import Tally, Values
+from hydractl.circuit.counting import Tally
 from hydractl.circuit.evaluator import Evaluator
 from hydractl.circuit.objective import EvaluationCounts, reads_ood
-from hydractl.circuit.winners import CandidateHead, Standing, SureLeads, Trial, standing
-from hydractl.metrics.ood import two_u
-
-_MOST_PAIRED = 64
-"""Batches are ordered anew at every step up to this many ID or OOD batches; the cost grows with the square."""
+from hydractl.circuit.winners import CandidateHead, Standing, Trial, standing
 
 _SEEN_BEFORE_LEADER_ENDS = 0.3
 """The candidate in front runs to the end as soon as it has seen this share of the batches."""
@@ -34,7 +26,7 @@ class RacingHead:
     Attributes:
         head: the candidate.
         open_for: the objectives that it may still win, or for which it has all counts.
-        best_case: the most that it can still reach, with rounding in its favour.
+        best_case: the most that it can still reach.
         counted_for: those objectives in ``open_for`` for which it has all counts.
         tally: its counts so far.
         final_counts: its counts when it is done, or from a journal; None while it runs.
@@ -97,8 +89,9 @@ class Race:
         self.at_once = at_once
         self.finished = finished
 
-        # The best that is surely reached for each objective, the candidates with all counts for it, and those that run.
-        self._leads = SureLeads()
+        # The best standing that is reached for each objective, the candidates with all counts for it, and those that
+        # run.
+        self._leads: dict[str, Standing] = {}
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
@@ -157,7 +150,7 @@ class Race:
         batch that it could have been spared. One exception: a leader that has seen enough batches runs to the end at
         once, as its final score rules others out. The winner is then among the candidates in :attr:`_counted`.
         """
-        order = self._batches_in_order(objective)
+        order = self._batches_read_by([objective])
         while True:
             running = [contestant for contestant in self._contestants if contestant.still_runs_for(objective)]
             if not running:
@@ -180,59 +173,27 @@ class Race:
                 others = [other for other in companions if other is not leader]
                 self._evaluate_unit([leader, *others[: self.at_once - 1]], batch)
 
-    def _batches_in_order(self, objective: str) -> list[int]:
-        """Return the indices of the batches that an objective needs, first those on which the current model loses most.
-
-        Differences between candidates show there first, so candidates can be given up after few batches. The order is
-        greedy: batch after batch, the one that adds most loss. If there are too many batches, they keep their order,
-        as comparing every ID batch with every OOD batch would cost more than it spares.
-        """
-        needed = self._batches_read_by([objective])
-        id_batches = [batch for batch in needed if self._is_id(batch)]
-        ood_count = len(needed) - len(id_batches)
-        if max(len(id_batches), ood_count) > _MOST_PAIRED:
-            return needed
-
-        # Accuracy and NLL lose on single samples: the loss of each batch by itself, [batches].
-        values_of_batches = [self.evaluator.current_values(batch) for batch in needed]
-        losses = [_loss_of_single_samples(values, objective) for values in values_of_batches]
-        loss_by_batch = np.array(losses)
-
-        # The AUROC loses on pairs of an ID and an OOD sample: the loss between each two batches, [batches, batches].
-        loss_by_pair = _paired_losses(values_of_batches)
-
-        # Make both kinds of loss comparable: divide each by its total, which may not be 0. The symmetric matrix holds
-        # each pair twice.
-        total_by_batch = max(loss_by_batch.sum(), 1e-9)
-        total_by_pair = max(loss_by_pair.sum() / 2, 1e-9)
-
-        alone = loss_by_batch / total_by_batch
-        paired = loss_by_pair / total_by_pair
-
-        # Choose one batch after another, always the one that adds most loss to those chosen before. A batch adds its
-        # own loss, and its losses in pairs with the chosen ones. Before anything is chosen, a tenth of its losses in
-        # pairs with all batches lets the first choice look ahead.
-        gain = alone + 0.1 * paired.sum(axis=1)
-        order: list[int] = []
-        for _ in range(len(gain)):
-            best = int(gain.argmax())
-            order.append(best)
-            # Batches that are not chosen yet gain their loss with the chosen one.
-            gain = gain + paired[best]
-            gain[best] = -np.inf  # never choose it again
-        return [needed[index] for index in order]
-
     def _is_id(self, batch: int) -> bool:
         """Return whether a batch holds ID samples; batches of OOD samples have no labels."""
         return self.evaluator.batches[batch].labels is not None
 
     def _batches_read_by(self, objectives: Sequence[str]) -> list[int]:
-        """Return the indices of the batches that any of these objectives reads."""
-        needed = []
+        """Return the indices of the batches that any of these objectives reads, ID and OOD batches in turn.
+
+        Those of each side keep their order, and the shorter side is spread over the longer one: an AUROC is counted
+        over pairs, of which the first batches of both sides give the first.
+        """
+        sides: dict[bool, list[int]] = {True: [], False: []}
         for batch in range(len(self.evaluator.batches)):
             if any(self._is_read_by(objective, batch) for objective in objectives):
-                needed.append(batch)
-        return needed
+                sides[self._is_id(batch)].append(batch)
+
+        # Where each batch stands in its side, as a share of the side's length.
+        place = {}
+        for batches in sides.values():
+            for index, batch in enumerate(batches):
+                place[batch] = (index + 0.5) / len(batches)
+        return sorted(place, key=place.__getitem__)
 
     def _is_read_by(self, objective: str, batch: int) -> bool:
         """Return whether an objective reads a batch; ID batches are always read."""
@@ -335,8 +296,7 @@ class Race:
         n_id = self.evaluator.n_id
         n_ood = self.evaluator.n_ood
         counts = contestant.tally.counts()
-        counts_rounded_in_favour = counts.most
-        contestant.best_case = counts_rounded_in_favour.best_case(n_id, n_ood, contestant.tally.seen_pairs)
+        contestant.best_case = counts.best_case(n_id, n_ood, contestant.tally.seen_pairs)
         self._drop_lost_objectives(contestant)
 
         # All objectives need the counts of all ID samples; those that read OOD samples also need all OOD samples.
@@ -354,9 +314,11 @@ class Race:
         """Enter a candidate that has all counts for an objective; if it leads now, others may be out of reach."""
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
-        trial = Trial(contestant.head, contestant.counts)
-        if not self._leads.raise_if_ahead(objective, trial):
+        reached = standing(objective, contestant.head, contestant.counts)
+        lead = self._leads.get(objective)
+        if lead is not None and reached <= lead:
             return
+        self._leads[objective] = reached
         for other in self._contestants:
             if other is not contestant:
                 self._drop_lost_objectives(other)
@@ -367,7 +329,8 @@ class Race:
         if not self.bounds:
             return
         for objective in contestant.open_for - contestant.counted_for:
-            if self._leads.out_of_reach(objective, contestant.head, contestant.best_case):
+            lead = self._leads.get(objective)
+            if lead is not None and contestant.hope(objective) < lead:
                 contestant.open_for.discard(objective)
 
     def _finish_if_nothing_left(self, contestant: RacingHead) -> None:
@@ -375,45 +338,3 @@ class Race:
         if contestant.final_counts is None and contestant.open_for <= contestant.counted_for:
             contestant.final_counts = contestant.tally.counts()
             self.finished(contestant)
-
-
-# --- the order of batches: first those that tell most -----------------------------------------------------------------
-
-
-def _loss_of_single_samples(values: Values, objective: str) -> float:
-    """Return the loss on one batch; 0 for OOD samples, and for an objective that reads only pairs of samples."""
-    if not values.labelled:
-        return 0.0
-    wrong = len(values.scores) - values.correct
-    losses = {"acc": wrong, "avg": wrong, "nll": values.nll}
-    return float(losses.get(objective, 0))
-
-
-def _paired_losses(values: Sequence[Values]) -> np.ndarray:
-    """Return the AUROC loss between each two batches: twice the number of sample pairs in the wrong order.
-
-    A pair is an ID and an OOD sample; it is in the right order if the OOD sample scores higher, and a tie counts half.
-
-    Args:
-        values: the results of each batch.
-
-    Returns:
-        Symmetric ``[batches, batches]``; zero unless one batch is ID, the other is OOD, and they share a task.
-    """
-    losses = np.zeros((len(values), len(values)))
-    for id_batch, inside in enumerate(values):
-        if not inside.labelled:
-            continue
-        for ood_batch, outside in enumerate(values):
-            if outside.labelled:
-                continue
-
-            # Only samples of the same task are compared. The loss is the same for (ID, OOD) and (OOD, ID).
-            common_tasks = set(inside.tasks).intersection(outside.tasks)
-            if common_tasks:
-                # `two_u` is twice the number of pairs in the right order.
-                pairs = len(inside.scores) * len(outside.scores)
-                loss = 2 * pairs - two_u(inside.scores, outside.scores)
-                losses[id_batch, ood_batch] = loss
-                losses[ood_batch, id_batch] = loss
-    return losses

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydractl.circuit.counting import as_one_member, margins
+from hydractl.circuit.counting import as_one_member
 from hydractl.data import batches
 from hydractl.data.base import Dataset
 from hydractl.metrics.ood import OOD_SCORES
@@ -159,7 +159,7 @@ def undecided_first(
             if labelled:
                 labels = np.asarray(batch.labels)
                 log_p = pooled_log_probs(members)  # [B, classes]
-                margins_of_batches.append(margins(log_p, labels))
+                margins_of_batches.append(_margins(log_p, labels))
                 losses_of_batches.append(-log_p[np.arange(len(labels)), labels])
             indices += batch.indices
             advance(len(batch.indices))
@@ -179,6 +179,16 @@ def undecided_first(
     if "ood" in objectives or "avg" in objectives:
         hazards += _relative_rank(scores)
     return _most_hazardous_first(hazards, dataset.lengths())
+
+
+def _margins(log_p: Floats, labels: np.ndarray) -> Floats:
+    """Return log p of the label minus the highest other one, ``[B]``, from ``[B, classes]``."""
+    samples = np.arange(len(labels))
+    log_p_of_label = log_p[samples, labels]
+    others = log_p.copy()
+    others[samples, labels] = -np.inf
+    highest_other = others.max(axis=1)
+    return np.asarray(log_p_of_label - highest_other)
 
 
 def _relative_rank(values: Floats) -> Floats:

@@ -17,7 +17,7 @@ from hydractl.circuit.journal import Journal, NoJournal
 from hydractl.circuit.memory import SearchMemory, trial_from_record
 from hydractl.circuit.objective import EvaluationCounts, fewest_correct
 from hydractl.circuit.race import Race, RacingHead
-from hydractl.circuit.winners import CandidateHead, Trial, contenders, winner_of
+from hydractl.circuit.winners import CandidateHead, Trial, best_first
 from hydractl.distributed import Processes
 from hydractl.log import Progress
 
@@ -96,7 +96,7 @@ class GreedySearch:
         self.at_once = at_once
         self.max_drop = max_drop
         self.processes = processes or Processes()
-        self.memory = SearchMemory(journal or NoJournal(), self.processes)
+        self.memory = SearchMemory(journal or NoJournal())
         self.progress = progress or Progress()
         self.on_removal = on_removal
         self.evaluations = 0
@@ -201,13 +201,12 @@ class GreedySearch:
             trials: for each objective the trials of this process.
 
         Returns:
-            The winner of each objective, with its rivals: the trials that could have won on another machine. All
-            processes return the same.
+            The winner of each objective, the same in all processes.
         """
-        # Send only the trials that could win to the other processes.
-        could_win_here = {objective: contenders(objective, its_trials) for objective, its_trials in trials.items()}
-        could_win = self._gather_by_objective(could_win_here)
-        return {objective: winner_of(objective, could_win[objective]) for objective in trials}
+        # Send only the best trial to the other processes; a process may have none.
+        best_here = {objective: best_first(objective, its_trials)[:1] for objective, its_trials in trials.items()}
+        best_of_all = self._gather_by_objective(best_here)
+        return {objective: best_first(objective, best_of_all[objective])[0] for objective in trials}
 
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
         """Return the race of one step: the candidates of this process, of which one wins for each objective.
@@ -222,7 +221,7 @@ class GreedySearch:
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = Trial(contestant.head, contestant.counts, given_up=tuple(given_up))
             self.evaluations += 1
-            self.memory.keep_own_evaluation(first_objective, step, evaluation)
+            self.memory.keep_evaluation(first_objective, step, evaluation)
             self.progress.advance()
 
         return Race(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hydractl.circuit.advice import ended_text, gain_text, repeated_text, rounding_text, tied_text
+from hydractl.circuit.advice import ended_text, gain_text, repeated_text, tied_text
 from hydractl.circuit.documents import CircuitWriter
 from hydractl.circuit.evaluator import Evaluator, MemoryPlan, plan_memory
 from hydractl.circuit.headmap import Headmap
@@ -123,7 +123,7 @@ class Session:
         If candidates are given up early, samples that tell them apart come first; otherwise the longest come first.
 
         Args:
-            journal: may have the order of an earlier run; otherwise the process of rank 0 stores it there.
+            journal: may have the order of an earlier run; otherwise it is stored there.
 
         Returns:
             The indices of the samples, by the name of the set.
@@ -136,12 +136,9 @@ class Session:
             order = {name: longest_first(dataset) for name, dataset in self.sets.items()}
 
         # Use the order of rank 0 in all processes: the orders of other processes may differ by rounding.
-        is_first = self.team.rank == 0
-        orders = self.team.gather(order if is_first else None)
-        order_of_first = orders[0]
-        if is_first:
-            journal.set_order(order_of_first)
-        self.team.gather(None)  # wait, so that no process appends before the order is stored
+        order_of_first: dict[str, list[int]]
+        order_of_first, *_ = self.team.gather(order if self.team.rank == 0 else None)
+        journal.set_order(order_of_first)
         return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
@@ -311,9 +308,9 @@ class Session:
                 tell(gain_text(objective, circuit.gain))
             circuits[objective] = circuit
 
-        # Ties or rounding may have decided a search, and several circuits may remove the same heads.
+        # Ties may have decided a search, and several circuits may remove the same heads.
         of_each = [tied_text(circuit) for circuit in circuits.values()]
-        self.log.warn_all([*of_each, repeated_text(circuits), rounding_text(circuits)])
+        self.log.warn_all([*of_each, repeated_text(circuits)])
         return circuits
 
     def _search_of_options(self, evaluator: Evaluator, journal: Journal, progress: Progress) -> GreedySearch:
@@ -366,36 +363,26 @@ class Session:
 
     @contextlib.contextmanager
     def _open_journal(self, path: Path | None) -> Iterator[Journal]:
-        """Open the journal of this process, whose records are of this search.
-
-        With several processes, rank 0 opens its journal first, then the others open theirs, and no process goes on
-        before all have read.
+        """Open the journal, whose records are of this search; the first process writes it, the others know its records.
 
         Args:
-            path: the journal of rank 0; None: nothing is stored.
+            path: the journal; None: nothing is stored.
         """
-        if path is None:
-            yield NoJournal()
-            return
-        is_first = self.team.rank == 0
-        if not is_first:
-            self.team.gather(None)  # wait until the process of rank 0 has opened its journal
-        journal = Journal.open(
-            path,
-            self.fingerprint(),
-            # What may change the rounding, and so in rare cases the result.
-            {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__},
-            resume=self.options.resume,
-            force=self.options.force,
-            log=self.log,
-            rank=self.team.rank,
-        )
-
-        # Each `gather` waits for all processes, so every process must call it equally often, whatever its rank.
+        journal: Journal = NoJournal()
+        if path is not None and self.team.rank == 0:
+            journal = Journal.open(
+                path,
+                self.fingerprint(),
+                # What may change the rounding, and so in rare cases the result.
+                {"threads": torch.get_num_threads(), "torch": torch.__version__, "hydractl": __version__},
+                resume=self.options.resume,
+                force=self.options.force,
+                log=self.log,
+            )
         with journal:
-            if is_first:
-                self.team.gather(None)  # let the others open their journals now
-            self.team.gather(None)  # no process may append before all have read
+            of_first, *_ = self.team.gather([journal.records, journal.order])
+            if self.team.rank:
+                journal = NoJournal(*of_first)
             yield journal
 
     def fingerprint(self) -> dict[str, object]:

@@ -153,32 +153,6 @@ class RemovalRecord(SearchCounts):
     """The removed head, in the original numbering."""
 
 
-class RivalRecord(Record):
-    """A head that could be removed instead on another machine."""
-
-    site: str
-    """Its site."""
-    head: Count
-    """The head, in the original numbering."""
-    score: float
-    """Its score."""
-    most: float
-    """The most that its score may be on another machine."""
-
-
-class UndecidedStep(Record):
-    """A step whose winner led by less than rounding."""
-
-    step: Count
-    """Number of the step."""
-    lead: float
-    """The score of the step minus that of the best rival."""
-    least: float
-    """The least that the score may be on another machine."""
-    rivals: Sequence[RivalRecord]
-    """The heads that could go there instead, the best first."""
-
-
 class SearchedGain(Record):
     """How the AUROC on the validation samples rose from the whole model to the last step."""
 
@@ -240,7 +214,6 @@ class CircuitAnswer(Result):
     removed: Sequence[RemovalRecord]
     """The removals in order."""
     gain: SearchedGain | None = optional("What the OOD validation samples gained; with OOD data, but not headmap.")
-    rounding: Sequence[UndecidedStep] | None = optional("The steps whose winner led by less than rounding.")
     source: ProvenanceRecord | None = optional("Verb, inputs, settings, versions and seed it was made by.")
     tower: str | None = optional("The tower that the search was kept to, of a model with two.")
     start_mask: MaskRecord | None = optional("The heads that the search began with, where some were gone.")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hydractl.circuit.journal import Journal, NoJournal
-from hydractl.errors import HydraError, InputError, OutputError, StorageError
+from hydractl.errors import InputError, OutputError, StorageError
 from hydractl.files import atomic
 from hydractl.log import Log
 from tests.running import refused
@@ -31,7 +31,7 @@ def line(**values: Any) -> str:
     return f'{beginning}, "crc": {zlib.crc32(beginning.encode())}}}\n'
 
 
-HEADER = line(schema="hydractl.journal/2", fingerprint=FINGERPRINT, environment=ENVIRONMENT)
+HEADER = line(schema="hydractl.journal/3", fingerprint=FINGERPRINT, environment=ENVIRONMENT)
 
 
 class Heard(Log):
@@ -242,18 +242,18 @@ def test_a_line_whose_checksum_is_right_is_still_parsed_strictly(beginning: str,
     "content",
     [
         b"\xef\xbb\xbf" + HEADER.encode(), HEADER.encode("utf-16"), b"\x00" * 400, b"my notes, no newline", b"{}\n",
-        HEADER.replace("journal/2", "journal/1").encode(), HEADER.replace(" ", "").encode(),
+        HEADER.replace("journal/3", "journal/1").encode(), HEADER.replace(" ", "").encode(),
     ],
 )  # fmt: skip
 def test_a_file_of_another_program(content: bytes, path: Path) -> None:
     path.write_bytes(content)
-    with pytest.raises(InputError, match="is no hydractl.journal/2 file"):
+    with pytest.raises(InputError, match="is no hydractl.journal/3 file"):
         resume(path)
     assert path.read_bytes() == content
 
 
 def test_a_search_of_another_version_is_refused_with_that_reason(path: Path) -> None:
-    path.write_text(HEADER.replace("journal/2", "journal/0"))
+    path.write_text(HEADER.replace("journal/3", "journal/0"))
     with pytest.raises(InputError, match="records a search that another version of hydractl began"):
         resume(path)
 
@@ -349,87 +349,3 @@ def test_no_space_for_the_header_leaves_nothing(path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
     assert not path.exists()
-
-
-# --- several processes ------------------------------------------------------------------------------------------------
-
-
-def several(path: Path, size: int, log: Log | None = None, **how: Any) -> list[Journal]:
-    return [begin(path, log if rank == 0 else None, rank=rank, **how) for rank in range(size)]
-
-
-def record(journals: list[Journal], step: int) -> None:
-    for rank, journal in enumerate(journals):
-        journal.append({"step": step, "rank": rank})
-        journal.close()
-
-
-@pytest.mark.fault(37)
-def test_another_number_of_processes_reads_the_same(path: Path) -> None:
-    first = several(path, 12)
-    first[0].set_order([1, 0])
-    record(first, 1)
-    assert sorted(file.name for file in path.parent.iterdir())[:3] == [path.name, f"{path.name}.1", f"{path.name}.10"]
-    expected = [{"step": 1, "rank": rank} for rank in range(12)]
-    with open(path.with_name(f"{path.name}.11"), "a") as torn:
-        torn.write('{"st')
-    for size in (1, 3, 13):
-        log = Heard()
-        journals = several(path, size, log, resume=True)
-        assert [(journal.records, journal.order) for journal in journals] == [(expected, [1, 0])] * size
-        assert log.lines == [f"the last line of {path}.11 is half-written: dropped"]
-        for journal in journals:
-            journal.close()
-    assert not path.with_name(f"{path.name}.12").exists(), "it was given nothing to keep"
-
-
-def test_the_file_of_one_process_is_of_another_search(path: Path) -> None:
-    record(several(path, 2), 1)
-    path.unlink()
-    written(path, {"a": 1}, rank=2, fingerprint={**FINGERPRINT, "batch_size": 8})
-    caught = refused(InputError, resume, path)
-    assert caught.message == f"{path}.2 records another search"
-    assert not path.exists(), "a search that was refused leaves nothing behind"
-
-
-def test_the_order_of_another_search(path: Path) -> None:
-    journals = several(path, 2)
-    for order, journal in enumerate(journals):
-        journal.set_order([order])
-        journal.close()
-    with pytest.raises(InputError, match="of different searches"):
-        resume(path)
-
-
-def test_files_of_older_processes(path: Path) -> None:
-    record(several(path, 3), 1)
-    path.unlink()
-    with pytest.raises(OutputError, match=r"a search is recorded in .*\.1$"):
-        begin(path)
-    other = path.with_name(f"{path.name}.old")
-    other.touch()
-    with begin(path, force=True) as journal:
-        assert sorted(path.parent.iterdir()) == [path, other]
-        journal.append({"a": 1})
-    notes = path.with_name(f"{path.name}.7")
-    notes.write_text("mine")
-    caught = refused(OutputError, begin, path, force=True)
-    assert caught.message == f"{notes} is in the way and is no hydractl.journal/2 file"
-    assert notes.read_text() == "mine"
-    notes.unlink()
-    os.mkfifo(notes)
-    assert refused(InputError, resume, path).message == f"cannot read {notes}: it is no regular file"
-
-
-@pytest.mark.fault(11)
-@pytest.mark.parametrize("option", ["resume", "force"])
-def test_an_older_process_that_still_runs(option: str, path: Path) -> None:
-    first, second = several(path, 2)
-    second.append({"a": 1})
-    first.close()
-    caught = refused(HydraError, begin, path, **{option: True})
-    assert (caught.exit_code, caught.message) == (5, f"another process is writing {path}.1")
-    second.append({"b": 2})
-    second.close()
-    with resume(path) as journal:
-        assert journal.records == [{"a": 1}, {"b": 2}]
