@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from hydractl.errors import HydraError, UsageError
+from hydractl.errors import HydraError
 from hydractl.exports.graph import Graph, NamedTensors
 from hydractl.families.reading import first_line, quiet_logger, refused_as
 from hydractl.files.version import __version__
@@ -25,7 +24,6 @@ EXPORT_SCHEMA = "hydractl.export/2"
 OPSET = 20
 """The version of ONNX's operators; ONNX Runtime 1.17 and later know it."""
 
-_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 _OURS = "hydractl."  # the beginning of the names of hydractl's metadata in an ONNX file
 
 
@@ -34,12 +32,11 @@ class Pt2:
 
     Attributes:
         ending: the ending of its files.
+        libraries: the packages beside torch that write and check them.
     """
 
     ending = ".pt2"
-
-    def require(self) -> None:
-        """Do nothing, because only torch is needed."""
+    libraries: Sequence[str] = ()
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
         """Write a graph with its metadata to an open file."""
@@ -76,16 +73,8 @@ class Onnx:
     """The format ONNX, written by torch's own exporter and run by ONNX Runtime."""
 
     ending = ".onnx"
-
-    def require(self) -> None:
-        """Raise a UsageError if libraries for this format are not installed; the message names them."""
-        # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
-        missing_libraries = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
-        if missing_libraries:
-            raise UsageError(
-                f"ONNX files need {', '.join(missing_libraries)}, not installed here",
-                hint="pip install 'hydractl[deploy]'",
-            )
+    # torch needs onnx and onnxscript to write a file, and the check needs onnxruntime to run it.
+    libraries: Sequence[str] = ("onnx", "onnxscript", "onnxruntime")
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
         """Write a graph with its metadata to an open file.

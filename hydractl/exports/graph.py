@@ -27,8 +27,6 @@ CHECKED_BATCHES = (1, EXAMPLE_BATCH + 1)
 PIXELS = "pixel_values"
 """The name of the input for preprocessed images, float32 ``[B, C, H, W]``."""
 
-_ROUNDING = 8 * torch.finfo(torch.float32).eps
-
 IMAGES = "images"
 """The name of the input for images of the model's size that are not yet normalised, uint8 ``[B, H, W, C]``."""
 
@@ -48,13 +46,10 @@ class Expectation:
 
     Attributes:
         inputs, outputs: tensors by name.
-        by_rounding: how much the OOD score of each sample changes if features and logits are rounded differently in
-            float32, ``[B]``; 0 for scores on logits.
     """
 
     inputs: NamedTensors
     outputs: NamedTensors
-    by_rounding: Tensor
 
 
 @dataclass(frozen=True)
@@ -75,29 +70,25 @@ class Graph:
 
     def shapes(self) -> GraphShapes:
         """Return dtype and shape of each input and output; a dimension of any size has the name of what it counts."""
-        counted = {}
-        for name, symbols in self.dynamic.items():
-            counted[name] = {dimension: symbol.__name__ for dimension, symbol in symbols.items()}
-        batches = {name: {0: "batch"} for name in self.outputs}
-        batches[MEMBER_LOGITS] = {1: "batch"}  # [members, batch, classes]
-        return {"inputs": _shapes_of(self.example, counted), "outputs": _shapes_of(self.outputs, batches)}
+        inputs = {}
+        for name, tensor in self.example.items():
+            inputs[name] = _shape_of(tensor, {index: symbol.__name__ for index, symbol in self.dynamic[name].items()})
+        outputs = {}
+        for name, tensor in self.outputs.items():
+            place_of_batch = 1 if name == MEMBER_LOGITS else 0  # [members, batch, classes]
+            outputs[name] = _shape_of(tensor, {place_of_batch: "batch"})
+        return {"inputs": inputs, "outputs": outputs}
 
 
-def _shapes_of(tensors: NamedTensors, any_size: Mapping[str, Mapping[int, str]]) -> dict[str, dict[str, Any]]:
-    """Return by name the dtype and the shape of inputs or outputs, e.g. ``float32`` and ``["batch", 3, 224, 224]``.
+def _shape_of(tensor: Tensor, counted: Mapping[int, str]) -> dict[str, Any]:
+    """Return the dtype and the shape of an input or output, e.g. ``float32`` and ``["batch", 3, 224, 224]``.
 
     Args:
-        tensors: examples by name.
-        any_size: for each by name, the dimensions that may have any size: from the index of the dimension to the text
-            that says what it counts.
+        tensor: an example of it.
+        counted: what the dimensions that may have any size count, by their indices.
     """
-    shapes = {}
-    for name, tensor in tensors.items():
-        sizes: list[int | str] = list(tensor.shape)
-        for dimension, counted in any_size[name].items():
-            sizes[dimension] = counted
-        shapes[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": sizes}
-    return shapes
+    sizes = [counted.get(index, size) for index, size in enumerate(tensor.shape)]
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": sizes}
 
 
 class _OfImages(nn.Module):
@@ -192,7 +183,7 @@ def expectations(
         if image_format is not None:
             images = random_uint8_images(image_format, batch, seed + index)
             inputs_of_model = normalised(images, image_format)
-            expected.append(_expectation(model, {IMAGES: images}, inputs_of_model))
+            expected.append(Expectation({IMAGES: images}, reference_outputs(model, inputs_of_model)))
             continue
 
         # The graph takes the same inputs as the model.
@@ -212,49 +203,8 @@ def expectations(
                 padding = length // 2
                 mask_of_first_text = inputs["attention_mask"][0]  # a view: the next line changes `inputs`
                 mask_of_first_text[length - padding :] = 0
-        expected.append(_expectation(model, inputs, inputs if longest is not None else example))
+        expected.append(Expectation(inputs, reference_outputs(model, inputs if longest is not None else example)))
     return expected
-
-
-def _expectation(model: HydraModel, inputs: NamedTensors, inputs_of_model: Any) -> Expectation:
-    """Return inputs with the outputs that the model itself computes, and how far rounding may move each OOD score.
-
-    This distance ``[B]`` is measured: the score is computed again from features and logits with random rounding errors.
-    It is 0 for a score on logits.
-
-    Args:
-        model: the model, which must not have been traced yet.
-        inputs: the inputs in the format of the graph, by name.
-        inputs_of_model: the same inputs in the format of the model.
-    """
-    outputs = reference_outputs(model, inputs_of_model)
-    samples = outputs[MEMBER_LOGITS].shape[1]
-    if model.detector is None:
-        by_rounding = torch.zeros(samples)
-    else:
-        generator = torch.Generator().manual_seed(0)
-        logits, features = read_features(model, inputs_of_model, layers=model.detector.takes_layers)
-
-        # Disturb features and logits of all members by random numbers of the size of rounding errors.
-        disturbed_features = [_rounded_otherwise(features_of_member, generator) for features_of_member in features]
-        disturbed_logits = _rounded_otherwise(logits, generator)
-
-        # The detector returns the scores by name; a model has exactly one score on features.
-        (scores_of_members,) = model.detector.scores(disturbed_logits, disturbed_features).values()  # [M, B]
-        disturbed_scores = torch.from_numpy(scores_of_members.mean(axis=0))
-        by_rounding = (disturbed_scores - outputs[OOD_SCORE]).abs()
-    return Expectation(inputs, outputs, by_rounding)
-
-
-def _rounded_otherwise(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Return values disturbed at random by up to 8 units in the last place (float32) of the largest value.
-
-    This is about the uncertainty of sums of products in float32.
-    """
-    from_0_to_1 = torch.rand(values.shape, generator=generator)
-    from_minus_1_to_1 = 2 * from_0_to_1 - 1
-    largest = values.abs().max()
-    return values + _ROUNDING * largest * from_minus_1_to_1
 
 
 def random_uint8_images(image_format: ImageFormat, batch: int, seed: int) -> Tensor:

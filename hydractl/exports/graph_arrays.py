@@ -14,18 +14,13 @@ from hydractl.metrics.arrays import SMALLEST, Arrays
 class GraphArrays:
     """The operations, see :class:`Arrays`. Equal values keep their order in torch and ONNX Runtime, as in numpy."""
 
-    def exp(self, values: Tensor) -> Tensor:
-        return torch.exp(values)
-
-    def log(self, values: Tensor) -> Tensor:
-        return torch.log(values)
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    sqrt = staticmethod(torch.sqrt)
 
     def entropy(self, probs: Tensor) -> Tensor:
         log_probs = torch.log(self.at_least(probs, SMALLEST))
         return 0.0 - (probs * log_probs).sum(dim=1)
-
-    def sqrt(self, values: Tensor) -> Tensor:
-        return torch.sqrt(values)
 
     def at_least(self, values: Tensor, lowest: float) -> Tensor:
         return torch.maximum(values, self.number(lowest))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydractl.errors import UsageError
 from hydractl.exports.comparison import compare_with_model
@@ -48,7 +48,12 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             its OOD score are too large.
     """
     for kind in kinds:
-        FORMATS[kind].require()
+        missing_libraries = [name for name in FORMATS[kind].libraries if importlib.util.find_spec(name) is None]
+        if missing_libraries:
+            raise UsageError(
+                f"ONNX files need {', '.join(missing_libraries)}, not installed here",
+                hint="pip install 'hydractl[deploy]'",
+            )
 
     # A zero-shot model without names of classes has no logits.
     if classes_of(description) is None and not description.labels:
@@ -113,7 +118,7 @@ def write_exports(
         uint8: whether graphs take images in uint8 and normalise them.
 
     Returns:
-        For each target its record, with inputs, outputs, size, SHA-256 and the result of the check.
+        For each target its record, with size, SHA-256 and the result of the check.
 
     Raises:
         OutputError: if a file already exists and ``force`` is not set, or a file cannot be written.
@@ -130,8 +135,7 @@ def write_exports(
         chosen = Chosen.of(model.description.extra)
 
         graph = traced(model, longest, image_format)
-        shapes = graph.shapes()
-        metadata = metadata_of(model.description, origins, macs, shapes)
+        metadata = metadata_of(model.description, origins, macs, graph.shapes())
         written = []
         with log.progress("export", len(targets), "files") as progress:
             for (kind, path), output in zip(targets.items(), outputs, strict=True):
@@ -146,8 +150,6 @@ def write_exports(
                     path=str(path),
                     bytes=output.temporary.stat().st_size,
                     sha256=sha256_file(output.temporary),
-                    inputs=_shapes_in_words(shapes["inputs"]),
-                    outputs=_shapes_in_words(shapes["outputs"]),
                     check=check,
                 )
                 written.append(record)
@@ -155,12 +157,3 @@ def write_exports(
         for output in outputs:
             output.commit()
     return written
-
-
-def _shapes_in_words(shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return each input or output in words, e.g. ``float32 [batch, 3, 224, 224]``."""
-    words = {}
-    for name, tensor in shapes.items():
-        sizes = ", ".join(map(str, tensor["shape"]))
-        words[name] = f"{tensor['dtype']} [{sizes}]"
-    return words

@@ -190,7 +190,7 @@ def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
         else:
             size = f"{file.bytes / 1e6:.3g} MB"
             facts.append(
-                (file.path, f"{size}; {check.runtime} agrees with the model to {check.member_logits_max_abs:.0e}")
+                (file.path, f"{size}; {check.runtime} agrees with the model to {check.max_abs['member_logits']:.0e}")
             )
     return fact_table(facts)
 
