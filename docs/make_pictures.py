@@ -11,11 +11,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from PIL import Image
 
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.report.eval_pictures import overview_of_study
-from hydractl.report.pictures import save_png
+from hydractl.report.pictures import styled
 
 DOCS = Path(__file__).resolve().parent
 STUDIES = ("clip", "digits", "fashion-mnist", "sst2")
@@ -28,7 +29,12 @@ def main() -> None:
         picture = overview_of_study(study)
         assert picture is not None  # rows of a study have mult-adds
         drawn = io.BytesIO()
-        save_png(picture, drawn)
+        with styled():
+            figure = Figure(figsize=(9.2, 3.3), layout="constrained")
+            for axes, panel in zip(figure.subplots(1, 2), picture.panels, strict=True):
+                panel.draw(axes)
+            figure.suptitle(picture.title)
+            figure.savefig(drawn, format="png")
         few_colours = Image.open(drawn).convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE)
         few_colours.save(DOCS / "numbers" / f"study-{name}.png", optimize=True)
 

@@ -110,7 +110,7 @@ finetune a.st --train train.X --recipe default --epochs 1 --dropout 0.1 --accumu
 fuse a.st deep.0.st deep.1.st -o tuned-hydra.st
 export hydra.st --format onnx,pt2 --json
 eval one=model h=hydra.st --test test.X --ood far:far=far.X --bootstrap 20 -o r.json
-report r.json --html r.html --plots p
+report r.json --html r.html
 eval hydra.st --test test.X --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 \
   --allow-seen -o cal.eval.json
 calibrate hydra.st --val val.X --ood-val o=ood.X --temperature fit --threshold ood:0.9 --conformal 0.2 -o cal.st --json

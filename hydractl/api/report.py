@@ -37,9 +37,6 @@ def make_report(
         often=True,
         writes=True,
     ),
-    plots: Path | None = reporting(
-        "Write the plots of that report as .png files into a folder", metavar="DIR", often=True, writes=True
-    ),
     over: Literal["seed", "data"] | None = reporting(
         "Show the means of several evals, with sample standard deviations, over seeds (rows with the same name "
         "before #) or over data sets (rows with the same name); -o keeps them",

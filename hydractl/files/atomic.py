@@ -13,7 +13,7 @@ import filecmp
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -354,11 +354,11 @@ def _sync(path: Path) -> None:
 def write_json(output: Output, document: Any) -> Path:
     """Write one JSON document and commit it; return the path of the output."""
     written = json_bytes(document)
-    return write_with(output, lambda handle: handle.write(written))
+    return write_bytes(output, written)
 
 
-def write_with(output: Output, write: Callable[[IO[bytes]], Any]) -> Path:
-    """Call ``write`` to fill the temporary file, then commit it; return the path of the output."""
+def write_bytes(output: Output, content: bytes) -> Path:
+    """Write and commit an output; return its path."""
     with output.opened() as handle:
-        write(handle)
+        handle.write(content)
     return output.commit()

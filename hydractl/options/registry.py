@@ -189,9 +189,9 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         signature="hydractl.api.report:make_report",
         summary="Show, draw and check what eval, bench and study found",
-        usage="DOCUMENT... [--html FILE] [--plots DIR] [options]",
+        usage="DOCUMENT... [--html FILE] [options]",
         about="Show, draw and check the documents that eval, bench and study wrote, without running a model: "
-        "their table, a report, plots, and what is required of them.",
+        "their table, a page with plots, and what is required of them.",
         examples="""
   # a page with tables and plots
   hydractl report eval.json --html report.html

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from hydractl.files.eval_answer import (
     EvalAnswer,
@@ -37,14 +38,10 @@ from hydractl.report.pictures import (
     Picture,
     dot,
 )
-from hydractl.report.tables import Ends
 from hydractl.report.texts import drawn_names, number, shown_name, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-KINDS = ("overview", "reliability", "scores")
-"""The pictures that an eval may have, as in the names of their files."""
 
 MEASURES = (AUROC, FPR95)
 """What the overview shows, each in a panel."""
@@ -146,112 +143,94 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, s
         reference: what has the mult-adds of 1.
         sizes: the numbers of samples, as text; may be empty.
     """
-    # A panel for each measure. A model without it, or without a known cost, has no point.
+    # A panel for each measure that a model with a known cost has.
     (reference_shown,) = drawn_names([reference])
     x_title = f"mult-adds, times those of {reference_shown}"
     panels = []
     for column in MEASURES:
-        points = []
-        for model in reached:
-            value = column.value(model.measured)
-            if value is not None and model.ratio is not None:
-                ends = known_interval(model.intervals.get(column.key))
-                points.append(_Point(model.name, model.ratio, value, ends, model.chosen))
-        lines = {label: column.value(measured) for label, measured in levels.items()}
         y_title = f"{column.metric.label}, mean over OOD sets\n{sizes}".rstrip()
-        draw = partial(_draw_overview, points=points, levels=lines, x_title=x_title, y_title=y_title)
-        if points:
+        if any(column.value(model.measured) is not None and model.ratio is not None for model in reached):
+            draw = partial(
+                _draw_overview, column=column, reached=reached, levels=levels, x_title=x_title, y_title=y_title
+            )
             panels.append(Panel(draw, f"{column.metric.label} over mult-adds"))
     return Picture("overview", "OOD detection against cost", panels) if panels else None
 
 
-class _Point(NamedTuple):
-    """A model in one panel of the overview."""
+class _Label(NamedTuple):
+    """A name beside a panel, and the point that it is of."""
 
     name: str
     x: float
     y: float
-    ends: Ends
-    chosen: bool
+    bold: bool = False
 
 
 def _draw_overview(
-    axes: Axes, points: Sequence[_Point], levels: Mapping[str, float | None], x_title: str, y_title: str
+    axes: Axes, column: Column, reached: Sequence[Reached], levels: Levels, x_title: str, y_title: str
 ) -> None:
     """Draw one measure of every model over its cost, with names, intervals, and a ring around the one to use.
 
     Args:
         axes: the panel.
-        points: the models.
-        levels: by label, the heights of horizontal lines; None for one that is not known.
+        column: the measure. A model without it, or without a known cost, has no point.
+        reached: the models.
+        levels: by label, what horizontal lines stand for.
         x_title, y_title: the titles of the axes.
     """
     # The points.
-    for point in points:
-        colour = VERMILION if point.chosen else BLUE
-        dot(axes, point.x, point.y, point.ends, colour)
-        if point.chosen:
-            axes.plot(point.x, point.y, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+    labels = []
+    shown_names = drawn_names([model.name for model in reached], _MOST_LETTERS)
+    for model, name in zip(reached, shown_names, strict=True):
+        value = column.value(model.measured)
+        if value is None or model.ratio is None:
+            continue
+        colour = VERMILION if model.chosen else BLUE
+        dot(axes, model.ratio, value, known_interval(model.intervals.get(column.key)), colour)
+        if model.chosen:
+            axes.plot(model.ratio, value, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+        labels.append(_Label(name, model.ratio, value, model.chosen))
     axes.margins(0.12)
     axes.set(xlabel=x_title, ylabel=y_title)
 
     # The lines, each with its label at the right end, unless a point has that name.
     right = axes.get_xlim()[1]
-    labels = []
-    named = {point.name for point in points}
-    for label, level in levels.items():
+    named = {model.name for model in reached}
+    for label, measured in levels.items():
+        level = column.value(measured)
         if level is not None:
             axes.axhline(level, **GUIDE)
-        if level is not None and label not in named:
-            labels.append(_Point(label, right, level, None, chosen=False))
-
-    # The names of points and lines.
-    names = drawn_names([point.name for point in points], _MOST_LETTERS)
-    labels += [point._replace(name=name) for point, name in zip(points, names, strict=True)]
+            if label not in named:
+                labels.append(_Label(label, right, level))
     _write_labels(axes, labels)
 
-
-_LETTERS_UP = 20
-"""How many names fit above each other beside a panel."""
 
 _NAMES_AT = 1.04
 """Where names begin, in widths of the panel."""
 
+_FEWEST_PLACES = 21
+"""How many names fit above each other beside a panel; with more they are closer together."""
 
-def _write_labels(axes: Axes, labels: Sequence[_Point]) -> None:
-    """Write names to the right of the axes, each at the height of its point or as near as there is room.
+
+def _write_labels(axes: Axes, labels: Sequence[_Label]) -> None:
+    """Write names to the right of the axes, each as near to the height of its point as there is room.
 
     A thin line leads from the point to its name. Names never cover each other, points or lines, and no two lines
     cross: of all ways to share out the places, the one with the least length of lines has no crossing.
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    # Heights and distances are in shares of the panel: 0 is its lower or left end, 1 the upper or right one.
-    in_order = sorted(labels, key=lambda label: label.y)
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    apart = 1 / max(_LETTERS_UP, len(in_order))
-    heights = [(label.y - low) / (high - low) for label in in_order]
-
-    # Places for the names, "apart" from each other: from below each is moved up off the one before it, then from above
-    # down off the one behind it, so that the uppermost is at 1 at most. [0.5, 0.5] becomes [0.5, 0.55].
-    for index in range(1, len(heights)):
-        heights[index] = max(heights[index], heights[index - 1] + apart)
-    ceiling = 1.0
-    for index in reversed(range(len(heights))):
-        heights[index] = min(heights[index], ceiling)
-        ceiling = heights[index] - apart
-
-    # The length of the line from each point to each place, [labels, places]; their least sum shares out the places.
+    # In shares of the panel: 0 is its lower or left end, 1 the upper or right one.
+    axes.autoscale_view()  # the lines belong to the limits
+    places = np.linspace(0, 1, max(_FEWEST_PLACES, len(labels)))
+    starts = axes.transLimits.transform([(label.x, label.y) for label in labels])  # [labels, 2]
+    lengths = np.hypot(_NAMES_AT - starts[:, :1], places - starts[:, 1:])  # [labels, places]
+    _, taken = linear_sum_assignment(lengths)
     style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
-    starts = [((label.x - left) / (right - left), (label.y - low) / (high - low)) for label in in_order]
-    lengths = []
-    for x, y in starts:
-        lengths.append([math.hypot(_NAMES_AT - x, height - y) for height in heights])
-    _, places = linear_sum_assignment(lengths)
-    for label, place in zip(in_order, places, strict=True):
+    for label, place in zip(labels, taken, strict=True):
         axes.annotate(
-            label.name, (label.x, label.y), (_NAMES_AT, heights[place]), xycoords="data", textcoords="axes fraction",
-            va="center", fontsize=8, fontweight="bold" if label.chosen else "normal", arrowprops=style,
+            label.name, (label.x, label.y), (_NAMES_AT, places[place]), xycoords="data", textcoords="axes fraction",
+            va="center", fontsize=8, fontweight="bold" if label.bold else "normal", arrowprops=style,
         )  # fmt: skip
 
 

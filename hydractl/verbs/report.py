@@ -10,13 +10,13 @@ from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.means import means
 from hydractl.expressions.conditions import Requirement
-from hydractl.files.atomic import Output, json_path, write_json
+from hydractl.files.atomic import Output, file_path, json_path, write_bytes, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.jsonio import Document, shown
 from hydractl.options.call import Call
-from hydractl.report.eval_files import claimed_reports, write_reports
+from hydractl.report.eval_html import render
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.requirements import check_known, unmet_in
 
@@ -25,9 +25,9 @@ def run(call: Call) -> Outcome:
     """Return a document of eval, bench or study to be shown, or the means of several evals; check requirements on it.
 
     =========================  ==================================================================
-    one eval                   shown, with pages and pictures where they are asked for
+    one eval                   shown, with a page where it is asked for
     several evals, ``--over``  the same of their means
-    one bench or study         shown; pages, pictures and means are refused
+    one bench or study         shown; pages and means are refused
     several others             refused
     =========================  ==================================================================
 
@@ -54,7 +54,7 @@ def run(call: Call) -> Outcome:
     if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
     ((path, answer),) = answers.items()
-    for name in ("html", "over", "plots"):
+    for name in ("html", "over"):
         if call.given(name):
             hint = "report on an eval: the folder of a study holds one, test.json"
             raise UsageError(f"{call.label(name)} is of an eval, and {_origin(path)} is of another verb", hint=hint)
@@ -107,15 +107,14 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
 
     files: list[Path] = []
     with ExitStack() as stack:
-        output_file = None
         path = json_path(values["output"])
-        if path is not None:
-            output_file = stack.enter_context(Output(path, force=force))
-        reports = stack.enter_context(claimed_reports(html=values["html"], plots=values["plots"], force=force))
+        document = None if path is None else stack.enter_context(Output(path, force=force))
+        page = None if values["html"] is None else stack.enter_context(Output(file_path(values["html"]), force=force))
         if not values["dry_run"]:
-            if output_file is not None:
-                files.append(write_json(output_file, answer.to_dict()))
-            files += write_reports(answer, reports)
+            if document is not None:
+                files.append(write_json(document, answer.to_dict()))
+            if page is not None:
+                files.append(write_bytes(page, render(answer)))
     return Outcome(answer, files=files, unmet=unmet)
 
 

@@ -11,7 +11,7 @@ from hydractl.data.opening import keeping_fingerprints
 from hydractl.errors import InputError, Interrupted, OutputError, UsageError
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import AUTO, OodSet
-from hydractl.files.atomic import Output, storing, write_json
+from hydractl.files.atomic import Output, storing, write_bytes, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.fingerprints import incomparable
@@ -23,7 +23,6 @@ from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_tr
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.options.call import Call, filled
-from hydractl.report.eval_files import write_bytes
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
 from hydractl.studies.choice import choose, validated, validated_in_words

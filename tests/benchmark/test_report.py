@@ -84,7 +84,6 @@ def test_a_list_is_refused_and_so_is_a_dry_run() -> None:
     [
         ({"html": "r.html"}, "--html is of an eval, and bench.json is of another verb"),
         ({"over": "seed"}, "--over is of an eval, and bench.json is of another verb"),
-        ({"plots": "bench.svg"}, "--plots is of an eval, and bench.json is of another verb"),
     ],
 )
 def test_what_is_of_an_eval_is_refused(options: dict[str, str], message: str) -> None:

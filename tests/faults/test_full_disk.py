@@ -51,7 +51,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("export m.st --format pt2 -o x.pt2", "x.pt2", -1),
         ("export m.st --format onnx -o x.onnx", "x.onnx", 2_000),
         ("report eval.json --html x.html", "x.html", 2_000),
-        ("report eval.json --plots plots", "plots", 2_000),
         ("prune m.st --method magnitude --keep 1 -o folder/ --layout zeroed", "folder", 2_000),
     ],
 )
