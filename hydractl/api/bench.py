@@ -58,10 +58,6 @@ def bench(
         split=True,
         often=True,
     ),
-    unequal_inputs: bool = measuring(
-        "Run each MODEL on its own input where they differ (images and texts, image sizes, lengths of texts)",
-        default=False,
-    ),
     compile: bool = measuring("Measure the models compiled by torch.compile, each as one graph", default=False),
     compile_mode: Literal["default", "reduce-overhead", "max-autotune"] | None = measuring(
         "The mode of torch.compile; reduce-overhead is CUDA graphs [default: default]"

@@ -16,12 +16,11 @@ from hydractl.files.bench_answer import BenchCost, BenchInput
 from hydractl.files.checkpoint import shapes_only
 from hydractl.files.description import DEFAULT_PROMPT
 from hydractl.heads.mask import HeadMask
-from hydractl.log import Log
 from hydractl.model.cost import cost_of, parameters, total_cost, weight_bytes
 from hydractl.model.loading import ModelArgument, resolve_device, resolve_dtype
 from hydractl.model.prompted import STAND_INS
 from hydractl.model.runtime import log_mean_softmax, move
-from hydractl.model.source import Source, member_source, with_max_length
+from hydractl.model.source import Source, member_source
 from hydractl.model.stored import check_finite_weights, zeroed
 from hydractl.report.texts import input_text
 
@@ -76,10 +75,7 @@ class BenchModel:
             input=input_of(self.model),
             checkpoint_bytes=self.model.file_bytes,
             members=members,
-            params=size["params"],
-            macs=size["macs"],
-            bytes=size["bytes"],
-            params_nonzero=size.get("params_nonzero"),
+            **size,
             mac_ratio=None,
         )
 
@@ -105,53 +101,39 @@ def bench_rows(
     """
     first = models[0]
     most_members = max(map(_fused_members, models))
-    stock = unsliced(first.sources[0]) if len(first.sources) == 1 else None
-    problems = _comparison_problems(first, compare, has_fused=most_members > 1, has_stock=stock is not None)
-
+    problems = []
     rows: list[BenchModel] = []
     for model in models:
-        rows.append(BenchModel("model", model))
-        if model is first:
-            if STOCK in compare and stock is not None:
-                rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock])))
-            if DEEP in compare:
-                copies = [first.sources[0]] * most_members
-                rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", copies)))
+        rows.append(BenchModel("model", model, whole_last_block))
+        if model is first and STOCK in compare:
+            stock = unsliced(first.sources[0]) if len(first.sources) == 1 else None
+            if stock is None:
+                problems.append(
+                    f"stock needs a first MODEL with all its heads (or --layout zeroed), unlike {first.name}"
+                )
+            else:
+                rows.append(BenchModel(STOCK, ModelArgument(f"{first.name}.stock", [stock]), whole_last_block))
+        if model is first and DEEP in compare:
+            if most_members < 2:
+                problems.append("deep needs a fused MODEL, which says how many copies")
+            if _fused_members(first) != 1:
+                problems.append(f"deep needs one single model as the first MODEL, unlike {first.name}")
+            copies = [first.sources[0]] * most_members
+            rows.append(BenchModel(DEEP, ModelArgument(f"{first.name}.deep", copies), whole_last_block))
         if MEMBERS in compare and _fused_members(model) > 1:
-            rows += _rows_of_members(model)
+            source = replace(model.sources[0], name=model.name)
+            members = [member_source(source, index) for index in range(_fused_members(model))]
+            rows.append(BenchModel(MEMBERS, ModelArgument(f"{model.name}.members", members), whole_last_block))
+            rows.append(BenchModel("member", ModelArgument(members[0].name, members[:1]), whole_last_block))
+    if MEMBERS in compare and most_members < 2:
+        problems.append("members needs a fused MODEL")
 
     counts = Counter(row.name for row in rows)
     for name in sorted(counts):
         if counts[name] > 1:
             problems.append(f"two rows would be named {name}")
     refuse_options([f"--compare {problem}" for problem in problems], "--compare", hint="hydractl bench --help")
-    return [replace(row, whole_last_block=whole_last_block) for row in rows]
-
-
-def _comparison_problems(
-    first: ModelArgument, compare: Sequence[str], *, has_fused: bool, has_stock: bool
-) -> list[str]:
-    """Return one sentence for each comparison that is not possible with these models; empty if all are possible.
-
-    ``stock`` needs a first MODEL in the shapes of the library's own, ``members`` a fused MODEL, and ``deep`` a fused
-    MODEL and a single first one.
-
-    Args:
-        first: the first MODEL.
-        compare: the comparisons that are asked for.
-        has_fused: whether any MODEL is fused.
-        has_stock: whether the first MODEL has the shapes of the library's own model.
-    """
-    problems = []
-    if STOCK in compare and not has_stock:
-        problems.append(f"stock needs a first MODEL with all its heads (or --layout zeroed), unlike {first.name}")
-    if MEMBERS in compare and not has_fused:
-        problems.append("members needs a fused MODEL")
-    if DEEP in compare and not has_fused:
-        problems.append("deep needs a fused MODEL, which says how many copies")
-    if DEEP in compare and _fused_members(first) != 1:
-        problems.append(f"deep needs one single model as the first MODEL, unlike {first.name}")
-    return problems
+    return rows
 
 
 def input_of(model: ModelArgument) -> BenchInput:
@@ -164,49 +146,24 @@ def input_of(model: ModelArgument) -> BenchInput:
     return BenchInput(tokens=ids.shape[1])
 
 
-def on_one_input(models: Sequence[ModelArgument], log: Log) -> list[ModelArgument]:
-    """Return the models such that all take inputs of the same shape: as they are if they do already.
-
-    Otherwise models of texts all cut their texts at the shortest of their lengths, and a warning is logged. Models of
-    images cannot be changed.
+def check_inputs(models: Sequence[ModelArgument]) -> None:
+    """Check whether all models take inputs of one shape, so that their times can be compared.
 
     Raises:
-        InputError: some models read images and some texts, or images have different sizes.
+        InputError: they do not: some read images and some texts, or their images or texts have different sizes.
     """
-    inputs = {model.name: input_of(model) for model in models}
-    if all(sample == inputs[models[0].name] for sample in inputs.values()):
-        return list(models)
-
-    # Only models of texts can be changed.
-    text_lengths = {name: sample.tokens for name, sample in inputs.items() if sample.tokens is not None}
-    if len(text_lengths) < len(inputs):
-        raise InputError(
-            "these models read different inputs, so their times cannot be compared",
-            hint="bench models of the same input together, or add --unequal-inputs to run each on its own",
-            problems=[f"{name}: {input_text(sample)}" for name, sample in inputs.items()],
-        )
-
-    shortest = min(text_lengths.values())
-    lengths = ", ".join(f"{name} {length}" for name, length in text_lengths.items())
-    log.warn(f"the models cut texts at different lengths ({lengths}): all run on {shortest} tokens; see --max-length")
-    cut_models = []
-    for model in models:
-        sources = [with_max_length(source, shortest) for source in model.sources]
-        cut_models.append(replace(model, sources=sources))
-    return cut_models
-
-
-def _rows_of_members(fused: ModelArgument) -> list[BenchModel]:
-    """Return two rows for a fused model: its members one after another, and its first member alone."""
-    source = replace(fused.sources[0], name=fused.name)
-    members = [member_source(source, index) for index in range(_fused_members(fused))]
-    first = members[0]
-    one_after_another = ModelArgument(f"{fused.name}.members", members)
-    first_alone = ModelArgument(first.name, [first])
-    return [
-        BenchModel(MEMBERS, one_after_another),
-        BenchModel("member", first_alone),
-    ]
+    inputs = [input_of(model) for model in models]
+    if all(sample == inputs[0] for sample in inputs):
+        return
+    hint = "bench models of the same input together"
+    lengths = [sample.tokens for sample in inputs if sample.tokens is not None]
+    if len(lengths) == len(inputs):
+        hint = f"cut the texts of all at the same length: --max-length {min(lengths)}"
+    raise InputError(
+        "these models read different inputs, so their times cannot be compared",
+        hint=hint,
+        problems=[f"{model.name}: {input_text(sample)}" for model, sample in zip(models, inputs, strict=True)],
+    )
 
 
 def _fused_members(model: ModelArgument) -> int:

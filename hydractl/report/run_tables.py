@@ -9,7 +9,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
+from hydractl.files.bench_answer import BenchAnswer, BenchRow, MachineRecord
 from hydractl.files.model_records import EpochRecord
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.files.verb_answers import (
@@ -198,11 +198,11 @@ def _time_cells(row: BenchRow) -> list[str]:
 def _times_title(rows: Sequence[BenchRow]) -> str:
     """Return the title of a table of times: what its rows have in common, batch, input, dtype, device and rounds.
 
-    For example ``batch 8, 3x224x224, float32, cpu, 20 rounds``. The input is left out if rows have different ones.
+    For example ``batch 8, 3x224x224, float32, cpu, 20 rounds``.
     """
     first = rows[0]
     parts = [f"batch {first.batch_size}"]
-    if first.input is not None and not _inputs_differ(rows):
+    if first.input is not None:
         parts.append(input_text(first.input))
 
     where = f"{first.dtype}, {first.device or ''}"
@@ -213,27 +213,20 @@ def _times_title(rows: Sequence[BenchRow]) -> str:
     return ", ".join([*parts, where, f"{len(first.latency_ms.runs)} rounds"])
 
 
-def _inputs_differ(costs: Sequence[BenchCost]) -> bool:
-    """Return whether the models have different inputs."""
-    return any(cost.input != costs[0].input for cost in costs)
-
-
 def _models_table(costs: Sequence[BenchRow]) -> RenderableType:
     """Return the table of what does not depend on the batch size: kind, members, parameters, mult-adds, file size.
 
-    There is a column of inputs if models have different ones, and a column of memory if it is known for any model. The
-    figures of a model are those of its last row, whose batches are the largest.
+    There is a column of memory if it is known for any model. The figures of a model are those of its last row, whose
+    batches are the largest.
     """
-    inputs_differ = _inputs_differ(costs)
     rows = []
     last_of_each = {cost.model: cost for cost in costs}  # later rows of a model override earlier ones
     for name, cost in last_of_each.items():
         members = UNKNOWN if cost.members is None else str(cost.members)
-        sample = input_text(cost.input) if inputs_differ else UNKNOWN
         sizes = [params_text(cost.params, cost.params_nonzero), count_text(cost.macs)]
         files = [bytes_text(cost.checkpoint_bytes), bytes_text(cost.peak_memory_bytes)]
-        rows.append([name, cost.kind or "model", members, sample, *sizes, *files])
-    return plain_table("", ["", "kind", "members", "input", "params", "mult-adds", "file", "memory"], rows, left=2)
+        rows.append([name, cost.kind or "model", members, *sizes, *files])
+    return plain_table("", ["", "kind", "members", "params", "mult-adds", "file", "memory"], rows, left=2)
 
 
 def _machine_words(machine: MachineRecord) -> str:

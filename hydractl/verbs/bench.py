@@ -10,7 +10,7 @@ import contextlib
 
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.benchmark.measuring import BenchOptions, measure_rows
-from hydractl.benchmark.rows import bench_rows, on_one_input, with_ratios
+from hydractl.benchmark.rows import bench_rows, check_inputs, with_ratios
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchRow
@@ -26,7 +26,7 @@ CONVENTIONS = {
     "call": "the averaged prediction: log of the mean over members of their softmax; inputs are already on the device",
     "rounds": "each round runs every model once, in an order drawn anew; all models are loaded together",
     "last block": "runs for the tokens that are read out only, but for stock (or all, with --whole-last-block)",
-    "inputs": "random, the same for all rows; with --unequal-inputs for those of one input",
+    "inputs": "random, the same for all rows",
     "input": "one sample: image [channels, height, width], or tokens of a text",
     "throughput_per_s": "batch size over median latency",
     "ratio": "median over rounds of this model's time over the first model's in the same round",
@@ -69,8 +69,7 @@ def run(call: Call) -> Outcome:
 
     # The rows: the models, on inputs of one size, and what --compare sets beside them.
     found = find_models(values["model"], opening_options(values))
-    if not values["unequal_inputs"]:
-        found = on_one_input(found, log)
+    check_inputs(found)
     rows = bench_rows(found, values["compare"], whole_last_block=values["whole_last_block"])
 
     # Check the requirements and the output path before anything is measured. The first model and the rows of --compare
