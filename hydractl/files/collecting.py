@@ -37,17 +37,3 @@ def importing(*, before_models: bool = False) -> Iterator[None]:
         if extends:
             gc.freeze()
         gc.enable()
-
-
-@contextlib.contextmanager
-def collecting_new_objects_only() -> Iterator[None]:
-    """Let collections of garbage inside pass over all objects that exist already."""
-    if gc.get_freeze_count() > 0:
-        # The caller has set objects apart as well, and there is no way to thaw only ours.
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from hydractl.families.base import MERGEABLE
-from hydractl.files.checkpoint import read_piece
 from hydractl.files.fuse_answer import AveragingLimits, AveragingRecord, SelfCheckRecord
-from hydractl.fusion.plan import PIECE, FusionPlan, plan_fusion
+from hydractl.fusion.plan import FusionPlan, pieces_of, plan_fusion
 from hydractl.fusion.selfcheck import self_check, to_three_digits
 from hydractl.log import Log
 from hydractl.model.cost import parameters
@@ -121,17 +120,12 @@ def distances(plan: FusionPlan, sources: Sequence[Source]) -> list[float]:
             squared_distances = np.zeros(len(sources))  # |w - mean|^2 of each member
             squared_sizes = np.zeros(len(sources))  # |w|^2
 
-            # Add up in pieces, to read only a piece of each member at a time.
-            for start in range(0, count, PIECE):
-                stop = min(start + PIECE, count)
-                pieces = [read_piece(source.tensors, name, start, stop).double() for source in sources]
-                weights = torch.stack(pieces)  # [M, elements]
+            for pieces in pieces_of([source.tensors for source in sources], name):
+                weights = torch.stack(pieces).double()  # [M, elements]
                 squared_sizes += weights.square().sum(1).numpy()
 
                 # Equal weights have distance 0; computed, it might not be 0, as their mean is rounded.
-                first = pieces[0]
-                are_equal = all(torch.equal(first, other) for other in pieces[1:])
-                if not are_equal:
+                if any(not torch.equal(pieces[0], other) for other in pieces[1:]):
                     from_mean = weights - weights.mean(0)
                     squared_distances += from_mean.square().sum(1).numpy()
 

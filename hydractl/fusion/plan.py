@@ -7,8 +7,9 @@ differ. Heads are compared one by one, because members may share some of their h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.fuse_answer import SharedTower
-from hydractl.files.header import TensorInfo, meta_tensor, tensor_info, torch_dtype
+from hydractl.files.header import TensorInfo, tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
 from hydractl.model.matching import label_differences, length_hint, preprocess_differences
@@ -116,8 +117,8 @@ class FusedTensors:
                     stored_name = member_name(name, member)
                     self._origins[stored_name] = _Origin(member, name)
 
-        # The tensors of the last site that was read: those of a site are read one after another, so one is enough.
-        self._cached: tuple[HeadUnion, dict[str, Tensor]] | None = None
+        # The tensors of a site are read one after another, so those of the last site are enough to keep.
+        self._tensors_of_site = lru_cache(maxsize=1)(HeadUnion.read)
 
     def elements(self, stock: Sequence[str]) -> int:
         """Return the number of stored elements of the tensors with these stock names, over all members."""
@@ -155,30 +156,24 @@ class FusedTensors:
         if stock_name in self._to_average:
             info = self.info(stock_name)
             mean = torch.empty(info.shape, dtype=torch_dtype(info))
-            flat_mean = mean.view(-1)
-
-            # Add up in pieces that fit into the processor's cache: float64 sums of a whole embedding are big and slow.
-            for start in range(0, info.numel, PIECE):
-                stop = min(start + PIECE, info.numel)
-                piece_of_mean = flat_mean[start:stop]
-                total = torch.zeros(stop - start, dtype=torch.float64)
-                for source in self.sources:
-                    piece = read_piece(source, stock_name, start, stop)
-                    total += piece.to(torch.float64)
-                piece_of_mean.copy_(total / len(self.sources))
+            pieces_of_mean = mean.view(-1).split(PIECE)
+            for piece_of_mean, pieces in zip(pieces_of_mean, pieces_of(self.sources, stock_name), strict=True):
+                total = sum(piece.double() for piece in pieces)
+                piece_of_mean.copy_(total / len(pieces))
             return mean
         source = self.sources[member or 0]  # a tensor that is equal in all members is read from the first
         return source.read(stock_name)
 
-    def _tensors_of_site(self, union_of_site: HeadUnion) -> dict[str, Tensor]:
-        """Return the tensors of a site whose heads are stored once; the last site asked for stays in memory."""
-        if self._cached is not None:
-            cached_union, tensors = self._cached
-            if cached_union is union_of_site:
-                return tensors
-        tensors = union_of_site.read()
-        self._cached = (union_of_site, tensors)
-        return tensors
+
+def pieces_of(tensors_of_members: Sequence[TensorSource], name: str) -> Iterator[list[Tensor]]:
+    """Yield pieces of one tensor in storage order, each of all members.
+
+    They fit into the processor's cache: a whole embedding of all members in float64 is big and slow.
+    """
+    count = tensors_of_members[0].info(name).numel
+    for start in range(0, count, PIECE):
+        stop = min(start + PIECE, count)
+        yield [read_piece(tensors, name, start, stop) for tensors in tensors_of_members]
 
 
 def plan_fusion(
@@ -366,24 +361,10 @@ def equal_names(sources: Sequence[Source], names: Sequence[str]) -> set[str]:
 
 
 def _is_equal_in_all(tensors_of_members: Sequence[TensorSource], name: str) -> bool:
-    """Return whether a tensor is equal in all members, element by element; True for a single member.
-
-    It is read in pieces, and only up to the first piece that differs.
-    """
-    first, *others = tensors_of_members
-    if not others:
-        return True
-    shape = first.info(name).shape
-    if any(other.info(name).shape != shape for other in others):
+    """Return whether a tensor is equal in all members, which are read up to the first piece that differs."""
+    if len({tensors.info(name).shape for tensors in tensors_of_members}) > 1:
         return False
-    count = first.info(name).numel
-    for start in range(0, count, PIECE):
-        stop = min(start + PIECE, count)
-        piece = read_piece(first, name, start, stop)
-        for other in others:
-            if not torch.equal(piece, read_piece(other, name, start, stop)):
-                return False
-    return True
+    return all(torch.equal(pieces[0], other) for pieces in pieces_of(tensors_of_members, name) for other in pieces[1:])
 
 
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
@@ -401,51 +382,33 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
         For each head that any member has, a member to take it from. None if a head, or a tensor of the site that
         belongs to no head, differs between members.
     """
-    blocks = [_read_head_weights(source, site, names) for source in sources]  # one for each member
+    blocks = []  # one for each member
+    for source in sources:
+        blocks.append(_read_head_weights(source, source.tensors, site, names))
 
     # Tensors that belong to no head, e.g. the bias of the output projection.
     for block in blocks:
         if not _same_apart_from_heads(blocks[0], block):
             return None
 
-    # The first owner of every head that any member has, by the head's original number, ascending.
+    # Compare each head of each member with the same head of the first member that has it, its owner. Query heads may
+    # share one head of keys and values: two members without a common query head may still have that one in common.
     owners: dict[int, HeadOwner] = {}
+    owners_of_keys: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
-        kept = source.description.mask.kept[site.path]
-        for position, head in enumerate(kept):
-            if head not in owners:
-                owners[head] = HeadOwner(member, position)
-    owners = dict(sorted(owners.items()))
-
-    # Compare each head of each member with the same head of the first member that has it.
-    key_owners: dict[int, HeadOwner] = {}
-    for member, source in enumerate(sources):
-        kept = source.description.mask.kept[site.path]
-        for position, head in enumerate(kept):
+        for position, head in enumerate(source.description.mask.kept[site.path]):
             here = HeadOwner(member, position)
-            if not _same_head(blocks, owners[head], here, PER_HEAD):
+            owner = owners.setdefault(head, here)
+            owner_of_keys = owners_of_keys.setdefault(head // site.sharing, here)
+            if not _same_head(blocks, owner, here, PER_HEAD) or not _same_head(blocks, owner_of_keys, here, OF_KEYS):
                 return None
-            if site.sharing == 1:
-                continue
-            # Query heads may share one head of keys and values: two members without a common query head may still have
-            # this head in common, so compare it with the first member that has it.
-            key_head = head // site.sharing
-            first_with_key = key_owners.setdefault(key_head, here)
-            if not _same_head(blocks, first_with_key, here, OF_KEYS):
-                return None
-    return list(owners.values())
+    return [owners[head] for head in sorted(owners)]
 
 
-def _read_head_weights(source: Source, site: Site, names: Sequence[str], *, meta: bool = False) -> HeadWeights:
-    """Read the weights of the heads of a site; with ``meta`` only their shapes, as tensors without numbers."""
-    tensors = {}
-    for name in names:
-        if meta:
-            tensors[name] = meta_tensor(source.tensors.info(name))
-        else:
-            tensors[name] = source.tensors.read(name)
+def _read_head_weights(source: Source, tensors: TensorSource, site: Site, names: Sequence[str]) -> HeadWeights:
+    """Return the weights of the heads of a site in one member, read from its tensors, or from their shapes alone."""
     kept = source.description.mask.kept[site.path]
-    return read_heads(source.family, tensors, site, kept)
+    return read_heads(source.family, {name: tensors.read(name) for name in names}, site, kept)
 
 
 def _same_tensor(a: Tensor | None, b: Tensor | None) -> bool:
@@ -497,59 +460,42 @@ class HeadUnion:
         self._sources = sources
         self._site = site
         self._owners = owners
-        first = sources[0]
         self.names = names
-
-        # Compute the shapes with tensors that have no numbers: begin with the first member, and put in all heads.
-        shapes = {name: meta_tensor(first.tensors.info(name)) for name in self.names}
         with plain_sizes():
-            self._write_heads(shapes, meta=True)
-        self.infos = {name: tensor_info(tensor) for name, tensor in shapes.items()}
+            tensors = self._gathered([shapes_only(source.tensors) for source in sources])
+        self.infos = {name: tensor_info(tensor) for name, tensor in tensors.items()}
 
     def read(self) -> dict[str, Tensor]:
         """Read all tensors of the site, by stock name."""
-        first = self._sources[0]
-        tensors = {name: first.tensors.read(name) for name in self.names}
-        self._write_heads(tensors, meta=False)
-        return tensors
+        return self._gathered([source.tensors for source in self._sources])
 
-    def _write_heads(self, tensors: dict[str, Tensor], *, meta: bool) -> None:
-        """Write the heads of all owners into the tensors of the site, instead of the first member's heads.
+    def _gathered(self, tensors_of_members: Sequence[TensorSource]) -> dict[str, Tensor]:
+        """Return the tensors of the first member, with the heads of all members in the place of its own.
 
-        Args:
-            tensors: the tensors of the first member, by name; changed in place.
-            meta: whether only shapes are needed.
-        """
-        first = self._sources[0]
-        weights = self._heads_of_all_owners(meta=meta)
-        first.family.write(tensors, self._site, weights)
-
-    def _heads_of_all_owners(self, *, meta: bool) -> HeadWeights:
-        """Return one attention block with the heads of all members, in the order of their original numbers.
-
-        E.g. of two members with the heads 1, 4 and 4, 7, it has the heads 1, 4 and 7. Each head is read from its owner:
-        a member that has it, and its position there; head 4 is equal in both.
+        They are in the order of their original numbers: of two members with the heads 1, 4 and 4, 7, they are 1, 4
+        and 7. Each head is read from its owner; head 4 is equal in both.
 
         Args:
-            meta: whether only shapes are needed.
+            tensors_of_members: the tensors of each member, or their shapes alone.
         """
-        if not self._owners:  # no member has a head at this site
-            return _read_head_weights(self._sources[0], self._site, self.names, meta=meta)
-
-        # Read each member once, and collect the block and position of each head.
+        # Read each member once, and collect the block and position of each head. Without any head at this site, the
+        # tensors of the first member are those of all.
+        tensors = {name: tensors_of_members[0].read(name) for name in self.names}
         blocks: dict[int, HeadWeights] = {}  # by the index of the member
         heads = []
         for member, position in self._owners:
             if member not in blocks:
                 source = self._sources[member]
-                blocks[member] = _read_head_weights(source, self._site, self.names, meta=meta)
+                blocks[member] = _read_head_weights(source, tensors_of_members[member], self._site, self.names)
             heads.append((blocks[member], position))
+        if not heads:
+            return tensors
 
         # Heads that share keys and values in a member also share them in the new block.
         masks = [source.description.mask for source in self._sources]
-        kept_by_any = heads_of_any_member(masks, self._site.path)
-        key_heads = self._site.key_heads(kept_by_any)
-        return HeadWeights.gathered(heads, key_heads)
+        key_heads = self._site.key_heads(heads_of_any_member(masks, self._site.path))
+        self._sources[0].family.write(tensors, self._site, HeadWeights.gathered(heads, key_heads))
+        return tensors
 
 
 # --- the computation that members share -------------------------------------------------------------------------------

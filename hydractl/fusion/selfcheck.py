@@ -5,16 +5,14 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hydractl.errors import HydraError, NonFiniteError
-from hydractl.families.base import ModelFamily
 from hydractl.files.checkpoint import LentTensors, TensorSource
-from hydractl.files.collecting import collecting_new_objects_only
 from hydractl.files.description import Description
 from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.files.header import torch_dtype
@@ -35,8 +33,6 @@ INPUTS_OF_A_BIG_MODEL = 2
 that are mixed up."""
 TOKENS_OF_A_BIG_TEXT = 16
 """The number of tokens in a random text there."""
-TOKENS_OF_A_BIG_IMAGE = 32
-"""The number of tokens that the blocks get there of an image: more than a model has beside those of the patches."""
 BIG = 10e9
 """From so many mult-adds of one sample on, a fused model is big; a ViT-B/16 is."""
 TOLERANCE = 1e-5
@@ -46,91 +42,67 @@ TOLERANCE = 1e-5
 _KEYS_OF_ANSWERS = ("merge_agreement", "merge_log_p", "pool_max_abs", "mi", "disagreement")
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
-Classes = tuple[Sequence[str], Sequence[str]]
-"""The class names and the templates of prompts."""
 
-
-@dataclass(frozen=True)
 class _Trial:
-    """What all models of a check run with.
+    """What all models of a check run with: random inputs, and averages in the place of their own tensors.
 
     Attributes:
-        inputs: a batch of random inputs.
-        classes: the class names and templates of the prompts if the classes of the models are given by name, else None.
-        shortened: whether blocks get only the first tokens of an image.
+        changes_weights: whether a weight of any member differs from its average.
     """
 
-    inputs: Any
-    classes: Classes | None
-    shortened: bool
+    def __init__(self, plan: FusionPlan, sources: Sequence[Source], device: torch.device, seed: int) -> None:
+        """Compute the averages, which all models use in place, and draw the inputs."""
+        self._fused = plan.description
+        self._device = device
+        self._dtype = storage_dtype(plan.tensors)
+        self._averages = {name: self._on_device(plan.tensors.read(name)) for name in plan.averaged}
+        self.changes_weights = not plan.tensors.equal.issuperset(plan.averaged)
 
-    def logits_of(self, model: HydraModel) -> Tensor:
-        """Run a model that has its classes, and return the logits of its members, ``[M, B, classes]``."""
-        if self.shortened and not _knows_places(model):
-            model.chain_of_samples.keep_first_tokens(TOKENS_OF_A_BIG_IMAGE)
-        return model.member_logits(self.inputs)
+        # A check of a big model takes long. With few and short inputs it is enough where no weight is changed by
+        # averaging: otherwise these inputs decide whether weights may be averaged.
+        is_short = not self.changes_weights and macs(plan.description, plan.tensors) >= BIG
+        count = INPUTS_OF_A_BIG_MODEL if is_short else INPUTS
+        inputs = sources[0].family.example_inputs(plan.description.preprocess, count, seed)
+        if is_short and plan.description.reads == "text":
+            inputs = {name: tokens[:, :TOKENS_OF_A_BIG_TEXT] for name, tokens in inputs.items()}
+        self._inputs = move(inputs, device, torch.float32)
 
-
-def _knows_places(model: HydraModel) -> bool:
-    """Return whether blocks know where in the image a token is: by windows, or by numbers for each distance."""
-    if model.chain_of_samples.spans:
-        return True
-    for site in model.sites:
-        layout = model.family.layout(site)
-        if layout.table or layout.positions:
-            return True
-    return False
-
-
-class _AveragedTensors:
-    """The averaged tensors of a plan, on a device and in the dtype in which weights are kept there.
-
-    Attributes:
-        change_weights: whether a weight of any member differs from its average.
-    """
-
-    def __init__(self, plan: FusionPlan, device: torch.device) -> None:
-        self.names = sorted(plan.averaged)
-        self.change_weights = not plan.tensors.equal.issuperset(plan.averaged)
-        self.device = device
-        self.dtype = storage_dtype(plan.tensors)
-        self._tensors = plan.tensors
-        self._held: dict[str, Tensor] = {}
-
-    def in_place(self, tensors: TensorSource) -> LentTensors:
-        """Return the tensors of a model on the device, with averages instead of its own tensors where there are any.
-
-        With the tensors of a member, this is the model that the fused member must equal.
-        """
-        averaged = set(self.names)
+    def logits_of(self, description: Description, tensors: TensorSource) -> Tensor:
+        """Return the logits of the members of a model, ``[M, B, classes]``, with the classes of the fused model."""
+        gc.collect()  # frees the model before, which refers to itself and would stay in memory
 
         def read(name: str) -> Tensor:
-            if name in averaged:
-                return self.read(name)
-            return self.on_device(tensors.read(name))
+            return self._averages[name] if name in self._averages else self._on_device(tensors.read(name))
 
-        infos = {name: tensors.info(name) for name in tensors.names()}
-        return LentTensors(infos, read)
+        lent = LentTensors({name: tensors.info(name) for name in tensors.names()}, read)
+        named = replace(description, labels=self._fused.labels, prompt=self._fused.prompt)
+        return float32_model(named, lent, self._device, self._dtype).with_classes().member_logits(self._inputs)
 
-    def read(self, name: str) -> Tensor:
-        """Return one average. It stays in memory for all models that use it, unless weights are kept in 16 bits."""
-        if name in self._held:
-            return self._held[name]
-        tensor = self.on_device(self._tensors.read(name))
-        if self.dtype not in _SIXTEEN_BITS:
-            self._held[name] = tensor
-        return tensor
+    def logits_of_each(self, sources: Sequence[Source], log: Log) -> Tensor:
+        """Run each member alone, and return its logits in float64, ``[M, B, classes]``.
 
-    def drop(self) -> None:
-        """Free the averages; from now on, :meth:`in_place` returns a model's own tensors."""
-        self._held.clear()
-        self.names.clear()
+        Raises:
+            NonFiniteError: logits of a member are not finite.
+        """
+        logits_of_members: list[Tensor] = []
+        with log.progress("self-check", len(sources), "members") as progress:
+            for source in sources:
+                logits = self.logits_of(source.description, source.tensors)[0].double()
+                if not logits.isfinite().all():
+                    raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
+                logits_of_members.append(logits)
+                progress.advance()
+        return torch.stack(logits_of_members)
 
-    def on_device(self, tensor: Tensor) -> Tensor:
+    def drop_averages(self) -> None:
+        """Free the averages: from now on models run with their own tensors."""
+        self._averages.clear()
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device; floating point numbers are also converted to the dtype."""
         if not tensor.is_floating_point():
-            return tensor.to(self.device)
-        return tensor.to(self.device, self.dtype)
+            return tensor.to(self._device)
+        return tensor.to(self._device, self._dtype)
 
 
 @torch.no_grad()
@@ -161,38 +133,40 @@ def self_check(
     for source in sources:
         check_finite_weights(source.name, source.tensors)
 
-    # Run all members together, each alone with the averages, and each as it was before.
-    averages = _AveragedTensors(plan, device)
-    with collecting_new_objects_only():
-        trial, logits = _run_fused_model(plan, averages, seed)
-        together = logits.double()  # [M, B, classes]
-        alone = _run_members_alone(sources, averages, trial, log)
-        before = _run_members_as_they_were(sources, averages, trial, together)
+    # Run all members together, each alone with the averages, and, where averaging changes weights, each as it was.
+    trial = _Trial(plan, sources, device, seed)
+    logits = trial.logits_of(plan.description, plan.tensors)
+    together = logits.double()  # [M, B, classes]
+    alone = trial.logits_of_each(sources, log)
+    before = together
+    if trial.changes_weights:
+        trial.drop_averages()
+        before = trial.logits_of_each(sources, log)
 
     # The fused members must equal the members run alone.
-    runtime_errors = [float((fused - member).abs().max()) for fused, member in zip(together, alone, strict=True)]
+    runtime_errors = (together - alone).abs().amax((1, 2))  # [M]
+    largest_error = float(runtime_errors.max())  # NaN if any is
     max_abs_logit = float(together.abs().max())
     tolerance = TOLERANCE * max(1.0, max_abs_logit)
-    within_tolerance = [error <= tolerance for error in runtime_errors]  # False for NaN, which max() might miss
-    if not all(within_tolerance):
+    if not largest_error <= tolerance:
         raise HydraError(
-            f"self-check failed: a fused member differs from the member alone by {max(runtime_errors):.2e} "
+            f"self-check failed: a fused member differs from the member alone by {largest_error:.2e} "
             f"(allowed {tolerance:.2e})",
             hint="this is a defect of hydractl or of the machine's arithmetic: nothing was written",
         )
 
     # Compare the pooled answer of the fused model with that of the members run alone.
-    mean_of_softmax = torch.stack(alone).softmax(-1).mean(0)  # [B, classes]
+    mean_of_softmax = alone.softmax(-1).mean(0)  # [B, classes]
     pooled = log_mean_softmax(logits).double().exp()
     pool_error = float((pooled - mean_of_softmax).abs().max())
 
-    log.info(f"self-check: fused members equal their models run alone to {max(runtime_errors):.1e}")
+    log.info(f"self-check: fused members equal their models run alone to {largest_error:.1e}")
     diversity = diversity_values(samples_of(together.cpu().numpy()))
     check = SelfCheckRecord(
         inputs=f"{together.shape[1]} random inputs, seed {seed}",
         max_abs_logit=to_three_digits(max_abs_logit),
-        member_max_abs=[_next_power_of_ten(error) for error in runtime_errors],
-        **moved_answers(torch.stack(before), together, tolerance),
+        member_max_abs=[_next_power_of_ten(error) for error in runtime_errors.tolist()],
+        **moved_answers(before, together, tolerance),
         pool_max_abs=_next_power_of_ten(pool_error),
         tolerance=to_three_digits(tolerance),
         mi=round(diversity["mi"], 6),
@@ -201,44 +175,6 @@ def self_check(
     if sources[0].classes == 0:  # bodies give no answers
         return check.model_copy(update=dict.fromkeys(_KEYS_OF_ANSWERS))
     return check
-
-
-def _run_members_alone(sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, log: Log) -> list[Tensor]:
-    """Run each member alone with the averages in place, and return its logits, float64 ``[B, classes]``.
-
-    Raises:
-        NonFiniteError: logits of a member are not finite.
-    """
-    logits_of_members: list[Tensor] = []
-    with log.progress("self-check", len(sources), "members") as progress:
-        for source in sources:
-            logits = _run_member_alone(source, averages, trial)
-            if not logits.isfinite().all():
-                raise NonFiniteError(f"{source.name} gives logits that are NaN or infinite")
-            logits_of_members.append(logits)
-            progress.advance()
-        gc.collect()  # frees the last member
-    return logits_of_members
-
-
-def _run_members_as_they_were(
-    sources: Sequence[Source], averages: _AveragedTensors, trial: _Trial, together: Tensor
-) -> list[Tensor]:
-    """Run each member with the weights that it had before averaging, and return its logits, float64 ``[B, classes]``.
-
-    Where averaging has changed no weight they are not run: their logits in the fused model are returned. Else the
-    averages are dropped from memory.
-
-    Args:
-        sources: the members.
-        averages: the averaged tensors.
-        trial: what the fused model ran with.
-        together: the logits of the fused model, ``[M, B, classes]``.
-    """
-    if not averages.change_weights:
-        return list(together)
-    averages.drop()
-    return [_run_member_alone(source, averages, trial) for source in sources]
 
 
 def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, list[float]]:
@@ -272,47 +208,6 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
     for key, values in effect.items():
         rounded[key] = [to_three_digits(value) for value in values.tolist()]
     return rounded
-
-
-def _run_fused_model(plan: FusionPlan, averages: _AveragedTensors, seed: int) -> tuple[_Trial, Tensor]:
-    """Return what the fused model ran with (random inputs and classes), and its logits, ``[M, B, classes]``.
-
-    Each member is later run alone on the same inputs and classes, and must give the same logits.
-    """
-    device = averages.device
-    fused = float32_model(plan.description, averages.in_place(plan.tensors), device, averages.dtype).with_classes()
-    classes: Classes | None = None  # the members run alone need the same classes
-    if fused.prompted is not None:
-        classes = (fused.prompted.labels, fused.prompted.templates)
-
-    # A check of a big model takes long. With few and short inputs it is enough where no weight is changed by averaging:
-    # otherwise these inputs decide whether weights may be averaged.
-    shortened = not averages.change_weights and macs(plan.description, plan.tensors) >= BIG
-    inputs = _random_inputs(plan, fused.family, seed, shortened)
-    trial = _Trial(move(inputs, device, torch.float32), classes, shortened)
-    return trial, trial.logits_of(fused)
-
-
-def _random_inputs(plan: FusionPlan, family: ModelFamily, seed: int, shortened: bool) -> Any:
-    """Draw the inputs on which to compare; in a shortened check fewer ones, and texts of few tokens."""
-    preprocess = plan.description.preprocess
-    if not shortened:
-        return family.example_inputs(preprocess, INPUTS, seed)
-    inputs = family.example_inputs(preprocess, INPUTS_OF_A_BIG_MODEL, seed)
-    if preprocess.get("kind") != "text":
-        return inputs
-    return {name: tokens[:, :TOKENS_OF_A_BIG_TEXT] for name, tokens in inputs.items()}
-
-
-def _run_member_alone(source: Source, averages: _AveragedTensors, trial: _Trial) -> Tensor:
-    """Return the logits ``[B, classes]``, in float64, of a member run alone with the averages in place."""
-    gc.collect()  # frees the model before, which refers to itself and would stay in memory
-    tensors = averages.in_place(source.tensors)
-    model = float32_model(source.description, tensors, averages.device, averages.dtype)
-    if trial.classes is not None:
-        labels, templates = trial.classes
-        model = model.zero_shot(labels, templates)
-    return trial.logits_of(model)[0].double()
 
 
 def _next_power_of_ten(error: float) -> float:

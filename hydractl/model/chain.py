@@ -76,15 +76,6 @@ class Start:
         return self.sites.start + self.blocks
 
 
-def _stem_of_first_tokens(stem: Callable[[Any], State], count: int, inputs: Any) -> State:
-    """Run a stem, and keep the first tokens only, unless its context is not empty."""
-    state = stem(inputs)
-    context_of_tokens = [value for value in state.context.values() if value is not None]
-    if context_of_tokens:
-        return state
-    return State(state.hidden[:, :count], state.context)
-
-
 class Chain:
     """The blocks of one tower, run for all members at once.
 
@@ -158,18 +149,6 @@ class Chain:
         for network in self._networks:
             towers = self._family.stages(network)
             self._stages.append(with_posterior(towers[self._place], network))
-
-    def keep_first_tokens(self, count: int) -> None:
-        """Let the blocks run on the first ``count`` tokens of the stem alone.
-
-        The outputs are then other ones: this is for comparing models with each other in less time. Where the context
-        has something for each token, e.g. a mask, all tokens stay.
-        """
-        cut_stages = []
-        for stages in self._stages:
-            cut_stem = partial(_stem_of_first_tokens, stages.stem, count)
-            cut_stages.append(replace(stages, stem=cut_stem))
-        self._stages = cut_stages
 
     def of_projection(self) -> Chain:
         """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""

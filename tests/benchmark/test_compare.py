@@ -103,8 +103,8 @@ def test_comparisons_that_cannot_be_made_are_refused_together() -> None:
         measure("a.st", "base.st", compare=["stock", "members", "deep"])
     assert caught.value.problems == [
         "--compare stock needs a first MODEL with all its heads (or --layout zeroed), unlike a",
-        "--compare members needs a fused MODEL",
         "--compare deep needs a fused MODEL, which says how many copies",
+        "--compare members needs a fused MODEL",
     ]
     with pytest.raises(UsageError, match="^--compare stock needs .*, unlike hydra$"):
         measure("hydra.st", compare=["stock"])

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from hydractl.errors import HydraError
-from hydractl.families.base import State
 from hydractl.files.checkpoint import DictTensors
 from hydractl.files.fuse_answer import SelfCheckRecord
 from hydractl.fusion.plan import FusedTensors, plan_fusion
 from hydractl.fusion.selfcheck import INPUTS, float32_model, self_check, storage_dtype
 from hydractl.log import Log
-from hydractl.model.chain import Chain
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from tests.pico import (
@@ -99,38 +97,6 @@ def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest
     assert set(lengths) == {(2, 3)}
     assert max(short_texts.member_max_abs) <= 1e-5
     assert short_texts.max_abs_logit != long_texts.max_abs_logit
-
-
-@pytest.mark.parametrize(
-    ("variant", "cut"),
-    [
-        ("class-token", True),
-        *marked_long([("clip", True), ("hf-vit", True)]),
-        ("eva", False),  # each token has its own rotation
-        *marked_long([("beit", False), ("swin", False)]),  # a table of distances, and windows
-    ],
-)
-def test_blocks_of_a_big_model_get_the_first_tokens_of_an_image(
-    variant: str, cut: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sources = members(variant, [0, 0])
-    tokens: list[int] = []
-    run = Chain.rest
-
-    def seen(self: Chain, site: int, state: State) -> torch.Tensor:
-        if not self.of_labels:
-            tokens.append(state.hidden.shape[1])
-        return run(self, site, state)
-
-    monkeypatch.setattr(Chain, "rest", seen)
-    check(sources, [])
-    of_all = set(tokens)
-    tokens.clear()
-    monkeypatch.setattr("hydractl.fusion.selfcheck.BIG", 1)
-    monkeypatch.setattr("hydractl.fusion.selfcheck.TOKENS_OF_A_BIG_IMAGE", 3)
-    few = check(sources, [])
-    assert set(tokens) == ({3} if cut else of_all)
-    assert max(few.member_max_abs) <= 1e-5
 
 
 @pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
