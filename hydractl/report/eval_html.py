@@ -74,16 +74,14 @@ def render(answer: EvalAnswer, study: StudyAnswer | None = None) -> bytes:
         }
 
     # The sections that are open, and those that a reader opens; empty ones are left out.
-    open_sections, closed_sections = [], []
-    for section in _sections(answer, study):
-        if section.is_empty:
-            continue
-        if _is_open(section, study):
-            open_sections.append(section)
-        else:
-            closed_sections.append(section)
+    anchors = _OPEN if study is not None else _OPEN_WITHOUT_VERDICT
+    sections = [section for section in _sections(answer, study) if not section.is_empty]
     text = _page().render(
-        title=_title(answer, study), **of_study, sections=open_sections, details=closed_sections, arrows=_ARROWS
+        title=_title(answer, study),
+        **of_study,
+        sections=[section for section in sections if section.anchor in anchors],
+        details=[section for section in sections if section.anchor not in anchors],
+        arrows=_ARROWS,
     )
     return text.encode("utf-8")
 
@@ -127,12 +125,8 @@ def _interval_text(cell: Cell) -> str:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 _OPEN = ("overview", "results", "summary")
-_OPEN_WITHOUT_VERDICT = ("reliability", "scores")
+_OPEN_WITHOUT_VERDICT = (*_OPEN, "reliability", "scores")
 """The sections that are open; all others are closed until a reader opens them. A study opens with its verdict."""
-
-
-def _is_open(section: _Section, study: StudyAnswer | None) -> bool:
-    return section.anchor in _OPEN or (study is None and section.anchor in _OPEN_WITHOUT_VERDICT)
 
 
 def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
@@ -207,7 +201,6 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     )
     yield _Section("by-score", "OOD detection, score by score", tables=[tables.score_table(rows)])
     yield _Section("errors", "Wrong answers, score by score", tables=[tables.error_table(rows)])
-    yield _Section("selective", "Accuracy of the most confident answers", tables=[tables.selective_table(rows)])
     yield _Section("members", "Members alone", tables=[tables.members_table(rows)])
     corrupted = [tables.corrupted_accuracy(rows), tables.corruption_means(rows)]
     yield _Section("corruptions", "Corruptions", tables=corrupted)

@@ -96,18 +96,17 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
 
     With a study, horizontal lines show the single model with MSP and with its own score, and a ring the model to use.
     """
-    # The mult-adds of each row over those of a reference, whose name stands at the axis.
     rows = answer.models
-    ratios, reference = cost_ratio(rows)
     reached = []
-    for row, ratio in zip(rows, ratios, strict=True):
+    for row in rows:
+        ratio = cost_ratio(row)
         if study is None:
             reached.append(Reached(row.name, ratio, row, row.ci))
         else:
             reached.append(Reached(_name_in_study(study, row.name), ratio, row, row.ci, row.name == study.use.row))
     levels = {} if study is None else _levels_of_study(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
-    return drawn_overview(reached, levels, reference, sizes)
+    return drawn_overview(reached, levels, sizes)
 
 
 def overview_of_study(study: StudyAnswer) -> Picture | None:
@@ -116,7 +115,7 @@ def overview_of_study(study: StudyAnswer) -> Picture | None:
     for row in study.rows:
         name = _name_in_study(study, row.name)
         reached.append(Reached(name, row.mac_ratio, row.common or row.test, chosen=row.used))
-    return drawn_overview(reached, _levels_of_study(study), "the single model", "")
+    return drawn_overview(reached, _levels_of_study(study), "")
 
 
 def _name_in_study(study: StudyAnswer, row: str) -> str:
@@ -134,25 +133,20 @@ def _levels_of_study(study: StudyAnswer) -> Levels:
 _MOST_LETTERS = 30
 
 
-def drawn_overview(reached: Sequence[Reached], levels: Levels, reference: str, sizes: str) -> Picture | None:
+def drawn_overview(reached: Sequence[Reached], levels: Levels, sizes: str) -> Picture | None:
     """Return the picture of models as named points over their cost, with the one to use marked; None without points.
 
     Args:
         reached: the models.
         levels: what horizontal lines stand for.
-        reference: what has the mult-adds of 1.
         sizes: the numbers of samples, as text; may be empty.
     """
     # A panel for each measure that a model with a known cost has.
-    (reference_shown,) = drawn_names([reference])
-    x_title = f"mult-adds, times those of {reference_shown}"
     panels = []
     for column in MEASURES:
         y_title = f"{column.metric.label}, mean over OOD sets\n{sizes}".rstrip()
         if any(column.value(model.measured) is not None and model.ratio is not None for model in reached):
-            draw = partial(
-                _draw_overview, column=column, reached=reached, levels=levels, x_title=x_title, y_title=y_title
-            )
+            draw = partial(_draw_overview, column=column, reached=reached, levels=levels, y_title=y_title)
             panels.append(Panel(draw, f"{column.metric.label} over mult-adds"))
     return Picture("overview", "OOD detection against cost", panels) if panels else None
 
@@ -166,9 +160,7 @@ class _Label(NamedTuple):
     bold: bool = False
 
 
-def _draw_overview(
-    axes: Axes, column: Column, reached: Sequence[Reached], levels: Levels, x_title: str, y_title: str
-) -> None:
+def _draw_overview(axes: Axes, column: Column, reached: Sequence[Reached], levels: Levels, y_title: str) -> None:
     """Draw one measure of every model over its cost, with names, intervals, and a ring around the one to use.
 
     Args:
@@ -176,7 +168,7 @@ def _draw_overview(
         column: the measure. A model without it, or without a known cost, has no point.
         reached: the models.
         levels: by label, what horizontal lines stand for.
-        x_title, y_title: the titles of the axes.
+        y_title: the title of the vertical axis.
     """
     # The points.
     labels = []
@@ -191,7 +183,7 @@ def _draw_overview(
             axes.plot(model.ratio, value, marker="o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
         labels.append(_Label(name, model.ratio, value, model.chosen))
     axes.margins(0.12)
-    axes.set(xlabel=x_title, ylabel=y_title)
+    axes.set(xlabel="mult-adds, times those of the model with all heads", ylabel=y_title)
 
     # The lines, each with its label at the right end, unless a point has that name.
     right = axes.get_xlim()[1]

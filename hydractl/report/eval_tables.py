@@ -99,7 +99,7 @@ ID_COLUMNS = columns(ID_METRICS, "id")
 OOD_AVERAGE = columns(OOD_METRICS, "ood_avg")
 DIVERSITY = columns(DIVERSITY_METRICS, "diversity", "id")
 _COLUMNS = {column.key: column for column in [*ID_COLUMNS, *OOD_AVERAGE, *columns(table_metrics("errors"), "errors")]}
-ACCURACY, AURC = _COLUMNS["id.accuracy"], _COLUMNS["id.aurc"]
+ACCURACY = _COLUMNS["id.accuracy"]
 AUROC, FPR95 = _COLUMNS["ood_avg.auroc"], _COLUMNS["ood_avg.fpr95"]
 ERROR_AUROC = _COLUMNS["errors.auroc"]
 
@@ -283,20 +283,18 @@ def glance_table(rows: Rows) -> Table:
     # The numbers, with cells for the cost behind them.
     shown = glance_columns(rows)
     measured = metric_table(rows, shown)
-    ratios, reference = cost_ratio(rows)
     lines = []
-    for row, over_reference, (name, *cells) in zip(rows, ratios, measured.rows, strict=True):
+    for row, (name, *cells) in zip(rows, measured.rows, strict=True):
         cost = row.cost or CostRecord()  # nothing is known of some
-        sizes = (number(over_reference, 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
+        sizes = (number(cost_ratio(row), 2), count_text(cost.macs), params_text(cost.params, cost.params_nonzero))
         lines.append([name, *cells, *map(Cell, sizes)])
 
     # The note.
     words = [f"{column.metric.label}: {column.metric.words}" for column in shown]
     if ood_names(rows):
         words.append(f"AUROC and FPR95: {_ood_title(rows)}")
-    if reference:
-        of_reference = f"times those of {shown_name(reference)}"
-        words.append(f"mult-adds ratio: mult-adds of all members for one sample, {of_reference}")
+    if any(row.macs for row in rows):
+        words.append("mult-adds ratio: mult-adds of all members for one sample, over those of the model with all heads")
     heads = [*measured.heads, *_heads("mult-adds ratio", "mult-adds", "parameters")]
     return Table("", heads, lines, note=f"{'; '.join(words)}.")
 
@@ -319,18 +317,17 @@ def averages_table(rows: Rows) -> Table:
 
 
 def every_set_table(rows: Rows) -> Table:
-    """Return a table with a line for each OOD set of each row; marks compare the rows within a set."""
-    # A table of each set marks the best row. Its cells are then put into one table, below each other row by row.
-    table_of_set = {}
+    """Return a table with a line for each row of each OOD set; marks compare the rows within a set."""
+    # In the table of each set the best row is marked.
+    lines = []
     for name in ood_names(rows):
         mutual_information = Column(("diversity", name), DIVERSITY_METRICS[0])
-        table_of_set[name] = metric_table(rows, [*columns(OOD_METRICS, "ood", name), mutual_information])
-    lines = []
-    for index, row in enumerate(rows):
-        for name, measured in row.ood.items():
-            size = "-" if measured.n is None else str(measured.n)
-            _, *numbers = table_of_set[name].rows[index]
-            lines.append([Cell(row.name), Cell(name), Cell(measured.group or "-"), Cell(size), *numbers])
+        of_set = metric_table(rows, [*columns(OOD_METRICS, "ood", name), mutual_information])
+        for row, (_, *numbers) in zip(rows, of_set.rows, strict=True):
+            if name in row.ood:
+                group, size = row.ood[name].group, row.ood[name].n
+                facts = [row.name, name, group or "-", "-" if size is None else str(size)]
+                lines.append([*map(Cell, facts), *numbers])
     heads = _heads("model", "OOD set", "group", "n", *OOD_METRICS, DIVERSITY_METRICS[0])
     return Table("OOD sets", heads, lines, left=3, names=2)
 
@@ -356,7 +353,7 @@ def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:
     """
     # A column for each score; without scores beside the leading one the table is empty.
     metric = leading.metric
-    names = _names_of_scores(rows)
+    names = distinct_entries(row.scores for row in rows)
     score_columns = [Column(("scores", score, *leading.place), metric) for score in names]
     lines = []
     for row in rows if score_columns else ():
@@ -367,12 +364,6 @@ def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:
             cells.append(replace(cell, mark=mark))
         lines.append(cells)
     return Table(title, _heads("model", *names), lines)
-
-
-def _names_of_scores(rows: Rows) -> list[str]:
-    """Return the OOD scores that are reported beside the leading one, in the order of the row that has most of them."""
-    longest_first = sorted(rows, key=lambda row: len(row.scores), reverse=True)
-    return distinct_entries(row.scores for row in longest_first)
 
 
 def difference_table(rows: Rows) -> Table:
@@ -424,18 +415,15 @@ def data_table(answer: EvalAnswer) -> Table:
     lines = []
     for name in distinct_entries([["id"], ood_names(rows), answer.test]):
         data = answer.test.get(name, DataSetRecord())  # of an OOD set that only rows know, nothing is known
-        # The first known size: of the rows, or else of the data set itself.
-        sizes = [sample_count_of(row, name) for row in rows] + [data.n]
-        size = next((str(size) for size in sizes if size is not None), "-")
         # The group, near or far, is that of the first row that was measured on the set.
         group = next((row.ood[name].group for row in rows if name in row.ood), None) or "-"
         if name == "id":
             group = "in distribution"
-        lines.append([Cell(set_title(name)), Cell(data.spec or "-"), Cell(group), Cell(size)])
-    return Table("", _heads("data set", "", "group", "n"), lines, left=3)
+        lines.append([*map(Cell, (set_title(name), data.spec or "-", group, sizes_of_sets(rows, [name])))])
+    return Table("", _heads("data set", "", "group", "samples"), lines, left=4)
 
 
-# --- members, coverage, cost, diversity -------------------------------------------------------------------------------
+# --- members, cost, heads -------------------------------------------------------------------------------
 
 
 def members_table(rows: Rows) -> Table:
@@ -453,32 +441,9 @@ def members_table(rows: Rows) -> Table:
     return Table("", heads, lines, left=2, names=2, note=f"ID {sizes_of_sets(rows)}")
 
 
-def selective_table(rows: Rows) -> Table:
-    """Return the table of the accuracy among the most confident samples, by their share; empty if none is known.
-
-    For example ``acc at 0.8`` is the accuracy of the 80 % of samples that a model is most confident of.
-    """
-    note = f"Accuracy among that share of the samples, the most confident ones; ID {sizes_of_sets(rows)}"
-    place = ("id", "accuracy_at")
-    shares = sorted(distinct_entries(metrics_at(row, place) for row in rows))
-    share_columns = [Column(place, replace(ACCURACY.metric, key=share, label=f"acc at {share}")) for share in shares]
-    return metric_table(rows if shares else [], [*share_columns, AURC], note=note)
-
-
-def cost_ratio(rows: Rows) -> tuple[list[float | None], str]:
-    """Return the mult-adds of every row relative to a reference, None if not known, and the name of the reference.
-
-    The reference is each row's own single model with all heads, if every row with a cost has it. Otherwise it is the
-    first row with a cost: mult-adds of 2e9 and 3e9 give 1.0 and 1.5. Without any cost the name is empty.
-    """
-    with_cost = [row for row in rows if row.macs]
-    if not with_cost:
-        return [None] * len(rows), ""
-
-    if all(row.single_macs for row in with_cost):
-        return [ratio(row.macs, row.single_macs) for row in rows], "the single model, all heads"
-    reference = with_cost[0]
-    return [ratio(row.macs, reference.macs) for row in rows], reference.name
+def cost_ratio(row: EvalRow) -> float | None:
+    """Return the mult-adds of a row over those of its own single model with all heads; None if not known."""
+    return ratio(row.macs, row.single_macs)
 
 
 def heads_table(rows: Rows) -> Table:

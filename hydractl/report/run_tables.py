@@ -36,6 +36,7 @@ from hydractl.report.texts import (
     input_text,
     number,
     params_text,
+    three_digits,
 )
 
 # --- trainings --------------------------------------------------------------------------------------------------------
@@ -242,11 +243,6 @@ def _machine_words(machine: MachineRecord) -> str:
     if peak_words:
         text += f"\npeak, mult-adds a second: {', '.join(peak_words)}"
     return text
-
-
-def three_digits(value: float) -> str:
-    """Return a number with three significant digits, and with all digits before the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------

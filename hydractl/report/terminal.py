@@ -47,7 +47,16 @@ from hydractl.report.run_tables import (
     study_view,
 )
 from hydractl.report.tables import UNKNOWN, fact_table, fitted, plain_table, text_table
-from hydractl.report.texts import KEPT, bytes_text, count_text, duration_text, head_marks, number, signed_change
+from hydractl.report.texts import (
+    KEPT,
+    bytes_text,
+    count_text,
+    duration_text,
+    head_marks,
+    number,
+    signed_change,
+    three_digits,
+)
 
 Fact = tuple[str, str]
 """A name and its value."""
@@ -198,15 +207,10 @@ def _export_view(answer: ExportAnswer, width: int) -> RenderableType:
 # --- scores and circuits ----------------------------------------------------------------------------------------------
 
 
-def _three_digits(value: float | None) -> str:
-    """Return a number with three significant digits: the scores of a model may all be large, or all be small."""
-    return "-" if value is None else f"{value:#.3g}"
-
-
 def _scores_view(answer: ScoresAnswer, width: int) -> RenderableType:
     """Return the table of the importance of all heads."""
     title = f"importance ({answer.method or 'given'}), higher = keep"
-    numbers = {site: list(map(_three_digits, values)) for site, values in answer.sites.items()}
+    numbers = {site: list(map(three_digits, values)) for site, values in answer.sites.items()}
     return _heads_table(title, numbers, width)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -61,6 +60,13 @@ def program_words() -> list[str]:
     if interpreter.is_relative_to(Path.cwd()):
         interpreter = interpreter.relative_to(Path.cwd())
     return [str(interpreter), "-m", "hydractl"]
+
+
+def three_digits(value: float | None) -> str:
+    """Return a number with three significant digits, and with all digits before the point; a dash for None."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def count_text(value: float | None) -> str:
@@ -131,22 +137,16 @@ def _is_unseen(character: str) -> bool:
 
 
 def shown_name(name: str) -> str:
-    """Return a name for a table, with unseen characters escaped.
-
-    A very long name is cut in its middle, and gets the start of its hash to tell it from others.
-    """
+    """Return a name for a table, with unseen characters escaped; a very long name is cut in its middle."""
     text = visible(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
-
-    # Each half gives up five letters: for "…" between them, and for " #" and six digits of the hash behind them.
-    half = _LONGEST_SHOWN // 2 - 5
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f"{text[:half]}…{text[-half:]} #{digest[:6]}"
+    half = _LONGEST_SHOWN // 2
+    return f"{text[:half]}…{text[1 - half :]}"
 
 
-def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Return names of at most ``width`` characters that are still different from each other.
+def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
+    """Return names that are visible, at most ``width`` characters long, and still different from each other.
 
     Long names are cut on their left. If two names become equal by that, all names are numbered.
 
@@ -154,11 +154,12 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
         names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
         width: the largest number of characters.
     """
-    cut_names = [_end_of(name, width) for name in names]
-    if len(set(cut_names)) == len(set(names)):
+    visible_names = [visible(name) for name in names]
+    cut_names = [_end_of(name, width) for name in visible_names]
+    if len(set(cut_names)) == len(set(visible_names)):
         return cut_names
     numbered = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(visible_names):
         prefix = f"{index} "
         numbered.append(prefix + _end_of(name, width - len(prefix)))
     return numbered
@@ -175,8 +176,3 @@ KEPT, GONE = "■", "·"
 def head_marks(heads: int, kept: Collection[int]) -> str:
     """Return the marks of all heads of a site; ``kept`` holds the indices of the kept heads."""
     return "".join(KEPT if head in kept else GONE for head in range(heads))
-
-
-def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
-    """Return names for a picture: visible, at most ``width`` characters long, and different from each other."""
-    return short_names([visible(name) for name in names], width)

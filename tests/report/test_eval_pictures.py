@@ -102,7 +102,7 @@ def test_the_study_alone_draws_every_row_and_both_lines(document: dict[str, Any]
 def test_every_one_of_twenty_models_is_named_beside_its_point() -> None:
     draw = np.random.default_rng(0)
     models = [Reached(f"model-{n}", 1 + draw.random(), measured(*draw.random(2))) for n in range(20)]
-    picture = drawn_overview(models, {}, "one", "")
+    picture = drawn_overview(models, {}, "")
     assert picture is not None
     for panel in picture.panels:
         names = [text.get_text() for text in on_axes(panel).texts]
@@ -114,7 +114,7 @@ def test_no_name_covers_another_one_or_anything_drawn(value: float) -> None:
     """Four models beside each other, on a line, and twenty more in a corner."""
     models = [Reached(f"model-{n}", 1 + n / 100, measured(value + n / 1000)) for n in range(4)]
     models += [Reached(f"other-{n}", 3.0, measured(1.0)) for n in range(16)]
-    picture = drawn_overview(models, {"model-0, vim": measured(value)}, "one", "")
+    picture = drawn_overview(models, {"model-0, vim": measured(value)}, "")
     assert picture is not None
     with styled():
         figure = figure_of(picture.panels[0])
@@ -132,7 +132,7 @@ def test_no_name_covers_another_one_or_anything_drawn(value: float) -> None:
 def test_no_two_lines_to_names_cross(seed: int) -> None:
     draw = np.random.default_rng(seed)
     models = [Reached(f"model-{n}", 1 + 2 * draw.random(), measured(0.98 + draw.random() / 1000)) for n in range(9)]
-    picture = drawn_overview(models, {"one, MSP": measured(0.8)}, "one", "")
+    picture = drawn_overview(models, {"one, MSP": measured(0.8)}, "")
     assert picture is not None
     axes = on_axes(picture.panels[0])
     to_fractions = axes.transData + axes.transAxes.inverted()

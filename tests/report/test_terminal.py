@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from hydractl.files.verb_answers import FinetuneAnswer, RecipeSetting
 from hydractl.report.tables import plain_table
 from hydractl.report.terminal import render
-from hydractl.report.texts import short_names
+from hydractl.report.texts import drawn_names
 from tests.answers import result_of
 
 
@@ -30,14 +30,14 @@ CLIP = [f"{tower}transformer.resblocks.{n}.attn" for tower in ("visual.", "") fo
 
 
 def test_short_names_stay_different() -> None:
-    assert short_names(CLIP, 36) == CLIP
-    assert short_names(CLIP[:24], 10)[-1] == "…s.23.attn"
-    assert short_names(["some.long.one", "another.one.10"], 8) == ["…ong.one", "….one.10"]
-    assert short_names(["bright", "right", "x.right"], 4) == ["0 …t", "1 …t", "2 …t"]
+    assert drawn_names(CLIP, 36) == CLIP
+    assert drawn_names(CLIP[:24], 10)[-1] == "…s.23.attn"
+    assert drawn_names(["some.long.one", "another.one.10"], 8) == ["…ong.one", "….one.10"]
+    assert drawn_names(["bright", "right", "x.right"], 4) == ["0 …t", "1 …t", "2 …t"]
     for width in (12, 20, 31):
-        short = short_names(CLIP, width)
+        short = drawn_names(CLIP, width)
         assert len(set(short)) == len(CLIP) and max(map(len, short)) <= width
-    assert short_names([], 5) == []
+    assert drawn_names([], 5) == []
 
 
 def test_scores_are_a_table_of_heads_in_as_many_parts_as_the_width_needs() -> None:
