@@ -17,6 +17,10 @@ from hydractl.errors import InputError, near_path
 
 _HALF = re.compile("[\ud800-\udfff]")
 
+# Control characters (C0, DEL, C1), which a terminal may obey; marks of the direction of writing and line separators,
+# which may deceive a reader; lone surrogates, which cannot be encoded; two characters that no XML may hold.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
 _DEEPEST = 64
 """The deepest nesting of lists and objects that is read; indentation would make deeper documents huge when written."""
 
@@ -39,6 +43,16 @@ def read_whole(path: str | Path) -> bytes:
             if len(content) <= MOST_BYTES:
                 return content
     raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB")
+
+
+def clean(text: str) -> str:
+    """Return a text as one line that is safe to show: control characters are spelled out, as in ``\\x1b``."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def shown(value: Any, limit: int = 60) -> str:

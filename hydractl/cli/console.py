@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,29 +12,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hydractl.jsonio import clean
 from hydractl.log import Log, Progress
 
 if TYPE_CHECKING:
     from hydractl.cli.live import Bars
 
-# Control characters (C0, DEL, C1), which a terminal may obey; marks of the direction of writing and line separators,
-# which may deceive a reader; lone surrogates, which cannot be encoded.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_EVERY_S = 5.0
 _TIMED = "samples"  # the only unit for which a speed (units per second) is shown
 _EXPECTED_SHARE = 0.2
-
-
-def clean(text: str) -> str:
-    """Return one line that is safe on a terminal: control characters are spelled out, as in ``\\x1b``."""
-    return _UNSAFE.sub(_spell, text)
-
-
-def _spell(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}"
 
 
 def clean_document(value: Any) -> Any:

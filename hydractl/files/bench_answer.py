@@ -118,9 +118,6 @@ class BenchAnswer(Result):
     rows_in = "results"
     results: Annotated[Sequence[BenchRow], Field(min_length=1)]
     """A row for each model, batch size and dtype."""
-    batch_sizes: Sequence[Count] | None = optional("Of a dry run.")
-    dtypes: Sequence[str] | None = optional("Of a dry run.")
-    calls: Count | None = optional("How often a model would run; of a dry run.")
     files_: Sequence[str] | None = optional("What a dry run would write.")
     machine: MachineRecord | None = optional("What the times were taken on.")
     conventions: Mapping[str, object] | None = optional("A sentence on each key.")

@@ -108,7 +108,7 @@ class SharedTower(Record):
     parts_at: str | None = None
     """Where members part; null where they never do."""
     differs: str | None = None
-    """In what they differ there."""
+    """In what they differ there: `heads`, `weights`, or both."""
 
     @property
     def once(self) -> list[str]:

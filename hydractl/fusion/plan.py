@@ -34,7 +34,7 @@ PIECE = 1 << 16
 """The number of elements of a tensor that are averaged, or compared, at once."""
 
 _MOST_NAMED = 3
-"""How many tensors a sentence names at most."""
+"""How many tensors of another dtype are named at most."""
 
 
 class HeadOwner(NamedTuple):
@@ -515,17 +515,17 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
         # The members part in the stem, in a block (by their heads, their weights, or both), or never.
         parts_at: str | None = None
         differences: list[str] = []
+        prefixes = stages.stem_prefixes
         if not start.shared_stem:
             parts_at = "stem"
-            differences = [name for name in plan.own if name.startswith(stages.stem_prefixes)]
         elif start.blocks < len(chain.sites):
             parts_at = chain.block_paths[start.blocks]
             prefixes = stages.prefixes_of(start.blocks)
-            differences = [name for name in plan.own if name.startswith(prefixes)]
-            site = model.sites[start.first_apart]
-            different_choices = {mask.kept[site.path] for mask in plan.description.masks}
-            if len(different_choices) > 1:
-                differences.insert(0, "heads")
+            path = model.sites[start.first_apart].path
+            if len({mask.kept[path] for mask in plan.description.masks}) > 1:
+                differences.append("heads")
+        if parts_at is not None and any(name.startswith(prefixes) for name in plan.own):
+            differences.append("weights")
 
         # What runs once: the stem, some leading blocks, and perhaps the attention of the next block.
         tower = SharedTower(
@@ -535,16 +535,7 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
             blocks_once=start.blocks,
             attention_once=start.pool,
             parts_at=parts_at,
-            differs=_some_names(differences) or None,
+            differs=" and ".join(differences) or None,
         )
         towers.append(tower)
     return towers
-
-
-def _some_names(names: Sequence[str]) -> str:
-    """Return the first few names, and count the others."""
-    named = ", ".join(names[:_MOST_NAMED])
-    unnamed = len(names) - _MOST_NAMED
-    if unnamed <= 0:
-        return named
-    return f"{named} and {unnamed} more"

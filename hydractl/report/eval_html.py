@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
+from hydractl.jsonio import clean
 from hydractl.report import eval_tables as tables
 from hydractl.report.eval_pictures import pictures, rows_looked_at
 from hydractl.report.pictures import Picture, page_images
@@ -24,7 +25,7 @@ from hydractl.report.study_figures import (
     ruled_out_table,
 )
 from hydractl.report.tables import Cell, Table
-from hydractl.report.texts import number, shown_name, visible
+from hydractl.report.texts import number, shown_name
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -93,7 +94,7 @@ def _page() -> Template:
     from markupsafe import Markup
 
     def written(value: object) -> object:
-        return value if isinstance(value, Markup) else visible(value)
+        return value if isinstance(value, Markup) else clean(str(value))
 
     folder = Path(__file__).with_name("templates")
     environment = Environment(

@@ -18,6 +18,7 @@ from hydractl.files.eval_answer import (
 )
 from hydractl.files.results import Interval
 from hydractl.files.study_answer import StudyAnswer
+from hydractl.jsonio import clean
 from hydractl.report.eval_tables import (
     AUROC,
     FPR95,
@@ -38,7 +39,7 @@ from hydractl.report.pictures import (
     Picture,
     dot,
 )
-from hydractl.report.texts import drawn_names, number, shown_name, visible
+from hydractl.report.texts import drawn_names, number, shown_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -310,7 +311,7 @@ def _draw_histograms(
         axes.axvline(threshold, **GUIDE)
     highest = max(*inside, *outside) or 1  # without samples: an axis from 0 to 0 cannot be drawn
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * highest), title=title)
-    name_of_score = f" {visible(score)}" if score else ""
+    name_of_score = f" {clean(score)}" if score else ""
     axes.set_xlabel(f"OOD score{name_of_score}\nhigher is more OOD (ID n = {sum(histograms.id)})")
     axes.set_ylabel("share of the set's\nsamples per bin")
 

@@ -169,10 +169,10 @@ def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
 
 
 def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
-    """Return the plan of a bench: its models, the number of calls, and the files it would write."""
-    parts = [_models_table(plan.results), Text(f"\nwould make {plan.calls} calls")]
+    """Return the plan of a bench: its models, and the files it would write."""
+    parts = [_models_table(plan.results)]
     if plan.files_:
-        parts.append(Text(f"would write {', '.join(plan.files_)}"))
+        parts.append(Text(f"\nwould write {', '.join(plan.files_)}"))
     return Group(*parts)
 
 

@@ -6,11 +6,11 @@ import math
 import os
 import shutil
 import sys
-import unicodedata
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from hydractl.files.bench_answer import BenchInput
+from hydractl.jsonio import clean
 
 _MOST_DIGITS = 12
 
@@ -118,27 +118,12 @@ def duration_text(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-# Characters that reorder the text around them, and line ends that most programs do not know.
-_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
 _LONGEST_SHOWN = 80
-
-
-def visible(text: object) -> str:
-    r"""Return a text in which what cannot be seen or stored, e.g. control characters, is written as ``\u202e``."""
-    return "".join(f"\\u{ord(character):04x}" if _is_unseen(character) else character for character in str(text))
-
-
-_UNSEEN_CATEGORIES = ("Cc", "Cs", "Co", "Cn")
-
-
-def _is_unseen(character: str) -> bool:
-    """Return whether a character reorders text, controls a terminal, is half of a pair, or has no meaning."""
-    return character in _REORDERING or unicodedata.category(character) in _UNSEEN_CATEGORIES
 
 
 def shown_name(name: str) -> str:
     """Return a name for a table, with unseen characters escaped; a very long name is cut in its middle."""
-    text = visible(name)
+    text = clean(name)
     if len(text) <= _LONGEST_SHOWN:
         return text
     half = _LONGEST_SHOWN // 2
@@ -154,7 +139,7 @@ def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
         names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
         width: the largest number of characters.
     """
-    visible_names = [visible(name) for name in names]
+    visible_names = [clean(name) for name in names]
     cut_names = [_end_of(name, width) for name in visible_names]
     if len(set(cut_names)) == len(set(visible_names)):
         return cut_names

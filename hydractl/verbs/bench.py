@@ -85,19 +85,10 @@ def run(call: Call) -> Outcome:
         if path is not None:
             output_file = stack.enter_context(Output(path, force=values["force"]))
         if values["dry_run"]:
-            # The cost of each row, and how many times models would be called in all.
             results = []
             for row, cost in zip(rows, costs, strict=True):
                 results.append(BenchRow.partly(model=row.name, **dict(cost)))
-            calls_each = options.rounds + options.warmup + 1  # and one call that checks the model
-            plan = BenchAnswer.planned(
-                results=results,
-                batch_sizes=list(options.batch_sizes),
-                dtypes=list(options.dtypes),
-                calls=len(rows) * len(options.batch_sizes) * len(options.dtypes) * calls_each,
-                files_=[] if path is None else [str(path)],
-            )
-            return Outcome(plan)
+            return Outcome(BenchAnswer.planned(results=results, files_=[] if path is None else [str(path)]))
 
         # Measure. Each file is announced once, though several rows may use it.
         source_by_name = {}
