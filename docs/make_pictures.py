@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hydractl.files.study_answer import StudyAnswer
-from hydractl.report.eval_pictures import overview_of_study
+from hydractl.report.eval_pictures import Reached, drawn_overview
 from hydractl.report.pictures import styled
 
 DOCS = Path(__file__).resolve().parent
@@ -26,7 +26,11 @@ def main() -> None:
     """Write ``docs/numbers/study-NAME.png`` of each study."""
     for name in STUDIES:
         study = StudyAnswer.read(str(DOCS / "results" / f"{name}.json"))
-        picture = overview_of_study(study)
+        single = study.rows[0]
+        reached = []
+        for row in study.rows:
+            reached.append(Reached(row.name, row.mac_ratio, row.common or row.test, chosen=row.used))
+        picture = drawn_overview(reached, {f"{single.name}, MSP": study.baseline, single.name: single.test}, "")
         assert picture is not None  # rows of a study have mult-adds
         drawn = io.BytesIO()
         with styled():

@@ -43,8 +43,7 @@ def make_report(
         often=True,
     ),
     require: Texts = requiring(
-        "Exit with 4 unless it holds in every row, of a bench in every one but the first, as [NAME:]KEY>=NUMBER; "
-        "repeat it for more",
+        "Exit with 4 unless it holds in every row of an eval, as [NAME:]KEY>=NUMBER; repeat it for more",
         default=(),
         group="Reporting",
     ),

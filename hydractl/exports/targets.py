@@ -14,12 +14,10 @@ from hydractl.exports.graph import expectations, traced
 from hydractl.exports.metadata import metadata_of
 from hydractl.families import classes_of
 from hydractl.files.atomic import Output
-from hydractl.files.checkpoint import BESIDE, TensorSource, beside_infos, sha256_file
+from hydractl.files.checkpoint import TensorSource, beside_infos, sha256_file
 from hydractl.files.description import Description
 from hydractl.files.export_answer import ExportedFileRecord
 from hydractl.log import Log
-from hydractl.metrics.threshold import stored_score
-from hydractl.model.detection import DETECTOR_START
 from hydractl.model.prediction import Chosen
 from hydractl.model.runtime import HydraModel
 
@@ -27,9 +25,6 @@ MOST_IN_ONNX = 2**31 - 2**26
 """The most bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less some room for the graph."""
 
 _BYTES_PER_WEIGHT = 4
-
-MOST_BANK_BYTES = 2**28
-"""The most bytes of the bank of ``knn`` (its stored training features) in a file, for all members."""
 
 
 def plan_exports(kinds: Sequence[str], stem: Path, description: Description, tensors: TensorSource) -> dict[str, Path]:
@@ -44,8 +39,8 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         tensors: the weights of the model; only their sizes are used.
 
     Raises:
-        UsageError: if a library is not installed, a zero-shot model has no class names, or the weights or the bank of
-            its OOD score are too large.
+        UsageError: if a library is not installed, a zero-shot model has no class names, or an ONNX file would be too
+            large.
     """
     for kind in kinds:
         missing_libraries = [name for name in FORMATS[kind].libraries if importlib.util.find_spec(name) is None]
@@ -62,19 +57,10 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             hint="name them: --labels FILE",
         )
 
-    # A bank of training features would make the file too large.
-    bank_bytes = _bytes_beside(tensors, DETECTOR_START)
-    if stored_score(description.extra) == "knn" and bank_bytes > MOST_BANK_BYTES:
-        mebibytes = bank_bytes / 2**20
-        most_mebibytes = MOST_BANK_BYTES / 2**20
-        raise UsageError(
-            f"the bank of knn has {mebibytes:,.0f} MiB, and an exported file at most {most_mebibytes:.0f}",
-            hint="fit it to fewer training samples: hydractl calibrate --ood-score knn --train 'SPEC?part=1/10'",
-        )
-
     # Whatever its dtype, a weight becomes float32.
     weights = sum(tensors.info(name).numel for name in tensors.names())
-    file_bytes = _BYTES_PER_WEIGHT * weights + _bytes_beside(tensors, BESIDE)
+    # Tensors beside the weights, such as what an OOD score was fitted to, stay as they are.
+    file_bytes = _BYTES_PER_WEIGHT * weights + sum(info.nbytes for info in beside_infos(tensors))
     if "onnx" in kinds and file_bytes > MOST_IN_ONNX:
         raise UsageError(
             f"an ONNX file holds at most 2 GiB of weights, and {description.arch} has {file_bytes / 2**30:.1f}",
@@ -82,14 +68,6 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
         )
 
     return {kind: stem.with_name(f"{stem.name}{FORMATS[kind].ending}") for kind in kinds}
-
-
-def _bytes_beside(tensors: TensorSource, start: str) -> int:
-    """Return the total bytes of the tensors, other than weights, whose names begin with ``start``.
-
-    The number is the same for a checkpoint and an exported file.
-    """
-    return sum(info.nbytes for info in beside_infos(tensors, start))
 
 
 def write_exports(

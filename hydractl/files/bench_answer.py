@@ -121,19 +121,3 @@ class BenchAnswer(Result):
     files_: Sequence[str] | None = optional("What a dry run would write.")
     machine: MachineRecord | None = optional("What the times were taken on.")
     conventions: Mapping[str, object] | None = optional("A sentence on each key.")
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the rows, in order, without repetition."""
-        return list(dict.fromkeys(row.model for row in self.results))
-
-    def row(self, name: str) -> BenchRow:
-        """Return the first row of this name.
-
-        Raises:
-            KeyError: no row has this name.
-        """
-        for row in self.results:
-            if row.model == name:
-                return row
-        raise KeyError(f"no row is named {name!r}; the rows are {', '.join(self.names)}")

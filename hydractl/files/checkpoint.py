@@ -355,11 +355,11 @@ def beside(source: TensorSource, start: str = BESIDE) -> dict[str, torch.Tensor]
     return {name: source.read(name) for name in source.header.tensors if name.startswith(start)}
 
 
-def beside_infos(source: TensorSource, start: str = BESIDE) -> list[TensorInfo]:
+def beside_infos(source: TensorSource) -> list[TensorInfo]:
     """Return dtype and shape of the tensors of :func:`beside`, without reading them."""
     if not isinstance(source, FileTensors):
         return []
-    return [info for name, info in source.header.tensors.items() if name.startswith(start)]
+    return [info for name, info in source.header.tensors.items() if name.startswith(BESIDE)]
 
 
 def shapes_only(source: TensorSource) -> MappedTensors:

@@ -110,15 +110,6 @@ def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | 
     return drawn_overview(reached, levels, sizes)
 
 
-def overview_of_study(study: StudyAnswer) -> Picture | None:
-    """Return the same picture from a study alone, which has no intervals: all rows under the single model's score."""
-    reached = []
-    for row in study.rows:
-        name = _name_in_study(study, row.name)
-        reached.append(Reached(name, row.mac_ratio, row.common or row.test, chosen=row.used))
-    return drawn_overview(reached, _levels_of_study(study), "")
-
-
 def _name_in_study(study: StudyAnswer, row: str) -> str:
     """Return the name of a row in the picture; that of the single model says its score, as it stands with MSP, too."""
     single = study.rows[0]

@@ -487,17 +487,14 @@ _MOST_CLASSES = 5
 
 
 def _predictions_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a line for each prediction; it has a flag only if there is a threshold."""
-    titles = ["input", "predicted", "confidence", "OOD score"]
-    if any("is_ood" in row for row in rows):
-        titles.append("OOD?")
+    """Return a line for each prediction, with its flag if there is a threshold."""
     lines = []
     for row in rows:
-        cells = [str(row["id"]), str(row["predicted"]), number(row["confidence"]), number(row["ood_score"])]
+        cells = [str(row["id"]), str(row["predicted"]), number(row["confidence"]), number(row["ood_score"]), UNKNOWN]
         if "is_ood" in row:
-            cells.append("OOD" if row["is_ood"] else "")
+            cells[-1] = "OOD" if row["is_ood"] else ""
         lines.append(cells)
-    return plain_table("", titles, lines, left=2)
+    return plain_table("", ["input", "predicted", "confidence", "OOD score", "OOD?"], lines, left=2)
 
 
 def _planned_predictions_view(plan: PredictAnswer, width: int) -> RenderableType:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hydractl.benchmark.figures import COMPARED, ROW_KEYS
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.means import means
-from hydractl.expressions.conditions import Requirement
 from hydractl.files.atomic import Output, file_path, json_path, write_bytes, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
@@ -18,16 +15,16 @@ from hydractl.jsonio import Document, shown
 from hydractl.options.call import Call
 from hydractl.report.eval_html import render
 from hydractl.verbs.outcome import Outcome
-from hydractl.verbs.requirements import check_known, unmet_in
+from hydractl.verbs.requirements import unmet_in
 
 
 def run(call: Call) -> Outcome:
-    """Return a document of eval, bench or study to be shown, or the means of several evals; check requirements on it.
+    """Return a document of eval, bench or study to be shown, or the means of several evals.
 
     =========================  ==================================================================
-    one eval                   shown, with a page where it is asked for
+    one eval                   shown, with a page and requirements where they are asked for
     several evals, ``--over``  the same of their means
-    one bench or study         shown; pages and means are refused
+    one bench or study         shown; pages, requirements and means are refused
     several others             refused
     =========================  ==================================================================
 
@@ -35,7 +32,7 @@ def run(call: Call) -> Outcome:
         UsageError: there are several documents that no report can show together.
         InputError: there are no reports on documents of this kind.
     """
-    over, requirements = call.values["over"], call.values["require"]
+    over = call.values["over"]
     answers = {file.text: _answer_of(file) for file in call.values["model"]}
     has_several = len(answers) > 1
 
@@ -54,15 +51,11 @@ def run(call: Call) -> Outcome:
     if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
     ((path, answer),) = answers.items()
-    for name in ("html", "over"):
+    for name in ("html", "over", "require"):
         if call.given(name):
             hint = "report on an eval: the folder of a study holds one, test.json"
             raise UsageError(f"{call.label(name)} is of an eval, and {_origin(path)} is of another verb", hint=hint)
-    if isinstance(answer, StudyAnswer):
-        rows = [(row.name, row.to_dict()) for row in answer.rows]
-        return Outcome(answer, unmet=unmet_in(rows, requirements))
-    assert isinstance(answer, BenchAnswer)  # an eval alone is one of evals
-    return Outcome(answer, unmet=_unmet_of_bench(answer, requirements))
+    return Outcome(answer)
 
 
 def _answer_of(file: Document) -> EvalAnswer | BenchAnswer | StudyAnswer:
@@ -116,19 +109,3 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
             if page is not None:
                 files.append(write_bytes(page, render(answer)))
     return Outcome(answer, files=files, unmet=unmet)
-
-
-def _unmet_of_bench(answer: BenchAnswer, requirements: Sequence[Requirement]) -> list[str]:
-    """Return a line for each requirement that a row of a bench does not meet; empty if all are met.
-
-    The first row, and those that ``--compare`` added, are references ("exempt"): they need to meet only requirements
-    that name them.
-
-    Raises:
-        UsageError: a requirement names no row or figure of a bench.
-    """
-    rows = [(row.model, row.to_dict()) for row in answer.results]
-    names = list(dict.fromkeys(name for name, _ in rows))
-    exempt = {*names[:1], *(row.model for row in answer.results if row.kind in COMPARED)}
-    check_known(requirements, names, ROW_KEYS, exempt)
-    return unmet_in(rows, requirements, exempt)

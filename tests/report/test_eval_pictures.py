@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from hydractl.files.eval_answer import OodDetection
-from hydractl.files.study_answer import StudyAnswer
-from hydractl.report.eval_pictures import Reached, drawn_overview, overview_of_study, pictures
+from hydractl.report.eval_pictures import Reached, drawn_overview, pictures
 from hydractl.report.pictures import Panel, figure_of, page_images, styled
 from tests.report.examples import (
     HOSTILE,
@@ -24,7 +23,6 @@ from tests.report.examples import (
     everything,
     sample,
     study_of,
-    with_a_row_ruled_out,
     without_values,
 )
 
@@ -72,28 +70,14 @@ def test_the_overview_has_a_named_point_and_a_whisker_for_each_row(document: dic
 
 def test_the_model_of_a_study_to_use_has_a_ring(document: dict[str, Any]) -> None:
     study = study_of(document, used="taylor")
-    for picture in (pictures(answer_of(document), study)["overview"], overview_of_study(study)):
-        assert picture is not None
-        axes = on_axes(picture.panels[0])
-        (ring,) = [line for line in axes.lines if line.get_marker() == "o" and not is_point(line)]
-        assert ring.get_ydata() == [document["models"][1]["ood_avg"]["auroc"]]
-        assert [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"] == ["taylor"]
+    axes = on_axes(pictures(answer_of(document), study)["overview"].panels[0])
+    (ring,) = [line for line in axes.lines if line.get_marker() == "o" and not is_point(line)]
+    assert ring.get_ydata() == [document["models"][1]["ood_avg"]["auroc"]]
+    assert [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"] == ["taylor"]
 
 
-def test_a_model_with_figures_on_validation_data_alone_is_no_point(document: dict[str, Any]) -> None:
-    study = with_a_row_ruled_out(study_of(document, used="taylor"))
-    for picture in (pictures(answer_of(document), study)["overview"], overview_of_study(study)):
-        assert picture is not None
-        axes = on_axes(picture.panels[0])
-        assert not any("late" in text.get_text() for text in axes.texts)
-        assert len(points(axes)) == len(document["models"])
-
-
-def test_the_study_alone_draws_every_row_and_both_lines(document: dict[str, Any]) -> None:
-    study: StudyAnswer = study_of(document, used="hydra")
-    picture = overview_of_study(study)
-    assert picture is not None
-    axes = on_axes(picture.panels[1])
+def test_lines_are_the_single_model_with_both_scores(document: dict[str, Any]) -> None:
+    axes = on_axes(pictures(answer_of(document), study_of(document, used="hydra"))["overview"].panels[1])
     assert [y for _, y in points(axes)] == [row["ood_avg"]["fpr95"] for row in document["models"]]
     assert {"base, MSP", "base, msp"} < {text.get_text() for text in axes.texts}
 
