@@ -248,21 +248,8 @@ def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
 
 def _cautions(answer: EvalAnswer) -> Iterator[str]:
     """Yield sentences on what intervals cover, and on what makes numbers look better than they are."""
-    yield _interval_sentence(answer)
+    yield tables.interval_sentence(answer)
     for row in answer.models:
         seen = tables.seen_text(row)
         if seen:
             yield f"{shown_name(row.name)} was made with some of these samples: {seen}."
-
-
-def _interval_sentence(answer: EvalAnswer) -> str:
-    """Return the sentence that says what the numbers are means of, or what their intervals cover."""
-    runs = tables.runs_text(answer)
-    if runs:
-        return f"Figures are {runs}."
-    if answer.bootstrap is None:
-        return "No confidence intervals were computed: small differences may be chance."
-    text = f"Intervals cover {tables.level_text(answer) or 'an unstated share'}"
-    if answer.bootstrap.rounds:
-        text += f", from {answer.bootstrap.rounds} bootstrap resamples of the samples"
-    return f"{text}; they do not cover training again with another seed."

@@ -155,23 +155,23 @@ def seen_text(row: EvalRow) -> str:
     return ", ".join(f"{count} of {set_title(name)}" for name, count in row.seen.items() if count)
 
 
-def level_text(answer: EvalAnswer) -> str:
-    """Return the level of the intervals, e.g. ``95 %``; empty if the answer does not tell it."""
-    bootstrap = answer.bootstrap
-    if bootstrap is None or bootstrap.level is None:
-        return ""
-    return f"{100 * bootstrap.level:g} %"
-
-
 _RUNS_OVER = {"seed": "seeds", "data": "data sets"}
 
 
-def runs_text(answer: EvalAnswer) -> str:
-    """Return words on what the figures are means of, with the number of runs of each row; empty for no means."""
-    if answer.over is None:
-        return ""
-    counts = [f"{shown_name(row.name)} {row.runs or '-'}" for row in answer.models]
-    return f"means over {_RUNS_OVER[answer.over]} ± sample standard deviation; runs: {', '.join(counts)}"
+def interval_sentence(answer: EvalAnswer) -> str:
+    """Return the sentence on what the figures are means of, with the runs of each row, or on what intervals cover."""
+    if answer.over is not None:
+        counts = [f"{shown_name(row.name)} {row.runs or '-'}" for row in answer.models]
+        return (
+            f"Figures are means over {_RUNS_OVER[answer.over]} ± sample standard deviation; runs: {', '.join(counts)}."
+        )
+    bootstrap = answer.bootstrap
+    if bootstrap is None or bootstrap.level is None:
+        return "No confidence intervals were computed: small differences may be chance."
+    return (
+        f"Intervals cover {100 * bootstrap.level:g} %, from {bootstrap.rounds or 'unknown'} bootstrap resamples of the "
+        "samples; they do not cover training again with another seed."
+    )
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -32,10 +32,8 @@ def _footnotes(answer: EvalAnswer) -> list[str]:
     """Return the explanation of runs, intervals and the sign of significance, as far as they show."""
     rows = answer.models
     notes = []
-    if answer.over is not None:
-        notes.append(tables.runs_text(answer))
-    if any(tables.known_interval(interval) is not None for row in rows for interval in row.ci.values()):
-        notes.append(f"below a number: its {tables.level_text(answer)} interval".replace("  ", " "))
+    if answer.over is not None or answer.bootstrap is not None:
+        notes.append(tables.interval_sentence(answer))
     if any(row.difference for row in rows):
         notes.append(f"{tables.SIGNIFICANT} the interval of a difference excludes 0")
     return notes

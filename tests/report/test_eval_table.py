@@ -88,7 +88,7 @@ def test_intervals_stand_below_their_numbers(width: int) -> None:
     assert below in found[row + 1]
     at = found[row].index("0.9400") + len("0.9400")
     assert found[row + 1].index(below) + len(below) == at  # aligned to the right
-    assert "below a number: its 95 % interval" in found
+    assert "Intervals cover 95 %, from 20 bootstrap resamples" in " ".join(found)
     together = any("AUROC" in line and "Brier" in line for line in found)
     assert together == (width == 160)
 
