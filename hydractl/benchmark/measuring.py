@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hydractl.benchmark.figures import NOISY, timed
 from hydractl.benchmark.rows import BenchModel
+from hydractl.data.labels import some
 from hydractl.errors import HydraError, NonFiniteError
 from hydractl.families.reading import first_line
 from hydractl.files.bench_answer import BenchAnswer, BenchCost, BenchRow, MachineRecord
@@ -157,12 +158,8 @@ def _warning_of_noise(results: Sequence[BenchRow], rounds: int) -> str | None:
     rows = [f"{row.model} (batch {row.batch_size}, {row.dtype})" for row in results if row.noisy]
     if not rows:
         return None
-    # Name at most three.
-    listed = ", ".join(rows[:3])
-    if len(rows) > 3:
-        listed += f" and {len(rows) - 3} more"
     return (
-        f"times scatter by more than {NOISY:.0%}: {listed}; "
+        f"times scatter by more than {NOISY:.0%}: {some(rows, 3)}; "
         f"take more --rounds (now {rounds}), or stop what else runs on this machine"
     )
 

@@ -153,14 +153,14 @@ def named_inputs(inputs: Any) -> dict[str, Tensor]:
 def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
     """Return hydractl's own answer to a batch, by the names of a graph's outputs."""
     prediction = model.predict(inputs)
-    outputs = {PROBABILITIES: prediction.probabilities, MEMBER_LOGITS: model.member_logits(inputs)}
-    if prediction.ood_score is not None:
-        outputs[OOD_SCORE] = prediction.ood_score
-    if prediction.is_ood is not None:
-        outputs[IS_OOD] = prediction.is_ood
-    if prediction.sets is not None:
-        outputs[CONFORMAL_SET] = prediction.sets
-    return outputs
+    outputs = {
+        PROBABILITIES: prediction.probabilities,
+        MEMBER_LOGITS: model.member_logits(inputs),
+        OOD_SCORE: prediction.ood_score,
+        IS_OOD: prediction.is_ood,
+        CONFORMAL_SET: prediction.sets,
+    }
+    return {name: values for name, values in outputs.items() if values is not None}
 
 
 @torch.no_grad()
@@ -188,22 +188,18 @@ def expectations(
 
         # The graph takes the same inputs as the model.
         example = model.example_inputs(batch, seed=seed + index)
-        named_example = named_inputs(example)
-        if longest is None:
-            inputs = named_example
-        else:
+        inputs = named_inputs(example)
+        if longest is not None:
             # The first batch has shorter texts than those used for tracing, the second has longer ones. Repeat the
             # tokens once, so that longer texts can be cut out as well. Half of the first text is padding.
-            length = _other_length(named_example["input_ids"].shape[1], longest, shorter=index == 0)
-            inputs = {}
-            for name, tensor in named_example.items():
+            length = _other_length(inputs["input_ids"].shape[1], longest, shorter=index == 0)
+            for name, tensor in inputs.items():
                 repeated = torch.cat([tensor, tensor], dim=1)  # [B, 2 * tokens]
                 inputs[name] = repeated[:, :length].contiguous()
             if "attention_mask" in inputs:
-                padding = length // 2
-                mask_of_first_text = inputs["attention_mask"][0]  # a view: the next line changes `inputs`
-                mask_of_first_text[length - padding :] = 0
-        expected.append(Expectation(inputs, reference_outputs(model, inputs if longest is not None else example)))
+                inputs["attention_mask"][0, length - length // 2 :] = 0
+            example = inputs
+        expected.append(Expectation(inputs, reference_outputs(model, example)))
     return expected
 
 

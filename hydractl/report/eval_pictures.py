@@ -292,9 +292,9 @@ def _draw_histograms(
     axes: Axes, histograms: ScoreHistograms, name: str, title: str, score: str | None, threshold: float | None
 ) -> None:
     """Draw the scores of ID samples as a filled histogram, those of an OOD set as an outline, and the threshold."""
-    # The share of samples in each bin, [bins]; the bins lie between the edges, [bins + 1].
-    inside = _shares_of_sum(histograms.id)
-    outside = _shares_of_sum(histograms.ood[name])
+    # The share of samples in each bin, [bins]; the bins lie between the edges, [bins + 1]. A set may have no samples.
+    inside = np.asarray(histograms.id) / max(1, sum(histograms.id))
+    outside = np.asarray(histograms.ood[name]) / max(1, sum(histograms.ood[name]))
     edges = histograms.edges
     axes.stairs(inside, edges, fill=True, color=BLUE, alpha=0.45)
     axes.stairs(outside, edges, color=ORANGE, linewidth=1.5)
@@ -305,9 +305,3 @@ def _draw_histograms(
     name_of_score = f" {clean(score)}" if score else ""
     axes.set_xlabel(f"OOD score{name_of_score}\nhigher is more OOD (ID n = {sum(histograms.id)})")
     axes.set_ylabel("share of the set's\nsamples per bin")
-
-
-def _shares_of_sum(counts: Sequence[int]) -> list[float]:
-    """Return counts as shares of their sum, e.g. [0.25, 0.75] for [1, 3]; zeros if the sum is 0."""
-    total = sum(counts)
-    return [count / total if total else 0.0 for count in counts]

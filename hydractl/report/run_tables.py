@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -148,7 +149,9 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     rows = answer.results
     parts: list[RenderableType] = []
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    for comparable in _by_dtype_and_batch_size(rows):
+    # Rows stand by dtype and batch size, and times of equal ones can be compared.
+    for _, group in groupby(rows, key=lambda row: (row.dtype, row.batch_size)):
+        comparable = list(group)
         parts += [plain_table(_times_title(comparable), columns, list(map(_time_cells, comparable))), Text("")]
     if any(row.noisy for row in rows):
         explanation = f"{_NOISY} noisy: runs scatter by more than 10 %: read intervals, not medians"
@@ -158,14 +161,6 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     if answer.machine is not None:
         parts += [Text(""), Text(_machine_words(answer.machine))]
     return Group(*parts)
-
-
-def _by_dtype_and_batch_size(rows: Sequence[BenchRow]) -> list[list[BenchRow]]:
-    """Return the rows in groups of equal dtype and batch size, whose times can be compared."""
-    groups: dict[tuple[str, float], list[BenchRow]] = {}
-    for row in rows:
-        groups.setdefault((row.dtype, row.batch_size), []).append(row)
-    return list(groups.values())
 
 
 def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:

@@ -11,7 +11,6 @@ from hydractl.files.atomic import Output, file_path
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.description import provenance
 from hydractl.files.fuse_answer import (
-    AveragingRecord,
     FuseAnswer,
     FusedMember,
     FusedSizes,
@@ -59,11 +58,8 @@ def run(call: Call) -> Outcome:
             # With --merge auto the headers do not tell whether members are averaged. The answer then shows the averaged
             # model. Equal weights, which are stored once, are only found when weights are read.
             answer = _answer_of(plan_from_headers, sources, path, dry_run=True)
-            known: dict[str, object] = {"note": _AT_MOST}
-            if merge == AUTO:
-                known["note"] = _UNDECIDED
-                known["averaging"] = AveragingRecord.partly(asked="auto")
-            return Outcome(answer.model_copy(update=known))
+            note = _UNDECIDED if merge == AUTO else _AT_MOST
+            return Outcome(answer.model_copy(update={"note": note}))
 
         # Read the weights, fuse them, and check the result.
         announce_reading(sources, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.means import means
@@ -65,15 +66,16 @@ def _answer_of(file: Document) -> EvalAnswer | BenchAnswer | StudyAnswer:
         InputError: there are none; the message names the schema.
     """
     document, origin = file.content, _origin(file.text)
-    kinds: tuple[type[EvalAnswer | BenchAnswer | StudyAnswer], ...] = (EvalAnswer, BenchAnswer, StudyAnswer)
+    kinds: dict[Any, type[EvalAnswer | BenchAnswer | StudyAnswer]] = {
+        kind.form(): kind for kind in (EvalAnswer, BenchAnswer, StudyAnswer)
+    }
     schema = document.get("schema") if isinstance(document, dict) else None
-    for kind in kinds:
-        if schema == kind.form():
-            return kind.of(document, origin)
-    raise InputError(
-        f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
-        hint=f"these have the schemas {', '.join(kind.form() for kind in kinds)}",
-    )
+    if not isinstance(schema, str) or schema not in kinds:
+        raise InputError(
+            f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
+            hint=f"these have the schemas {', '.join(kinds)}",
+        )
+    return kinds[schema].of(document, origin)
 
 
 def _origin(path: str) -> str:

@@ -144,7 +144,9 @@ def test_noise_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     document = measure(log=log, batch_size=[1, 2]).result.to_dict()
     assert [row["noisy"] for row in document["results"]] == [True] * 4
     assert len(log.warnings) == 1 and log.warnings == document["warnings"]
-    assert "base (batch 1, float32), deep (batch 1, float32), base (batch 2, float32) and 1 more" in log.warnings[0]
+    assert (
+        "base (batch 1, float32), deep (batch 1, float32), base (batch 2, float32), ... (4 in all)" in log.warnings[0]
+    )
     assert "more --rounds (now 3)" in log.warnings[0]
 
 
