@@ -16,7 +16,7 @@ from hydractl.heads.weights import COMMON
 from hydractl.model.attention import HeadAttention
 from hydractl.model.chain import Chain, Start
 from hydractl.model.projections import HeadBank, MemberProjections, neighbours
-from hydractl.model.stacking import PerMember, PerMemberScale
+from hydractl.model.stacking import PerMember, Scale
 from hydractl.model.stored import MemberTensors, heads_of_any_member, held_mask, sites_stored_once
 
 
@@ -295,29 +295,21 @@ class Assembly:
             names: the names of the vectors.
 
         Raises:
-            InputError: if the block itself holds weights that are no vectors.
+            InputError: if the block itself holds other weights than the family's :attr:`ModelFamily.scaled`.
         """
         module = self.networks[0].get_submodule(block)
         for name in names:
-            scales = [network.get_parameter(name) for network in self.networks]
-            if scales[0].dim() != 1:
-                raise InputError(f"weights held by {block} itself cannot be kept per member")
-            scale = PerMemberScale(scales)
             _, _, attribute = name.rpartition(".")
-            delattr(module, attribute)
-
-            # The block multiplies by the attribute: put the module in its place.
             scaled_path = self._family.scaled.get(attribute)
             if scaled_path is None:
-                module.add_module(attribute, scale)
-                continue
+                raise InputError(f"weights held by {block} itself cannot be kept per member")
 
-            # Or the family names the module whose input is scaled. torch.compile cannot trace a multiplication by a
-            # module. So call the scale before that module, and leave no vector for the block to multiply by.
+            # The family names the module whose input is scaled: call the scales before that module, and leave no vector
+            # for the block to multiply by.
+            scales = PerMember([Scale(network.get_parameter(name)) for network in self.networks])
+            delattr(module, attribute)
             setattr(module, attribute, None)
-            scaled_module = module.get_submodule(scaled_path)
-            scale_and_module = nn.Sequential(scale, scaled_module)
-            module.set_submodule(scaled_path, scale_and_module)
+            module.set_submodule(scaled_path, nn.Sequential(scales, module.get_submodule(scaled_path)))
 
 
 # --- reading tensors --------------------------------------------------------------------------------------------------

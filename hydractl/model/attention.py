@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hydractl.heads.relative import Relative
 from hydractl.heads.rotary import Rotary
-from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run
+from hydractl.model.context import QueryTokens, RunContext, apart, context_of_run, mask_for_members
 from hydractl.model.projections import HeadBank, MemberProjections, cat_parts
 from hydractl.model.stacking import StackCache, StackedProjections, StackedWeights
 
@@ -58,13 +58,13 @@ class _Meeting:
         relative = _changed(self.relative, lambda terms: replace(terms, positions=positions))
         return replace(self, mask=mask, query_rotary=query_rotary, relative=relative)
 
-    def for_member_major(self, members: int, context: RunContext) -> _Meeting:
+    def for_member_major(self, members: int) -> _Meeting:
         """Return the same mask and positions for the samples of all members in one batch, ``[M * B, ...]``.
 
         What differs between samples is repeated for each member. Relative terms are dropped: members with such terms
         never run as one batch.
         """
-        mask = _changed(self.mask, lambda mask: context.mask_for_members(mask, members))
+        mask = _changed(self.mask, lambda mask: mask_for_members(mask, members))
         query_rotary = _changed(self.query_rotary, lambda angles: angles.repeated(members))
         key_rotary = _changed(self.key_rotary, lambda angles: angles.repeated(members))
         return replace(self, mask=mask, query_rotary=query_rotary, key_rotary=key_rotary, relative=None)
@@ -173,7 +173,7 @@ class HeadAttention(nn.Module):
 
     def batched_weights(self, stacks: Mapping[str, Tensor]) -> StackedWeights:
         """Return the weights of all members from stacks that their caches hold."""
-        return self._stacked.weights_of(stacks, cut_once=self._stacked.copies)
+        return self._stacked.weights_of(stacks)
 
     def keep_apart(self) -> None:
         """Never stack the weights of members, because position terms belong to single heads; each runs by itself."""
@@ -234,7 +234,7 @@ class HeadAttention(nn.Module):
         elif not is_watched:
             stacked = self._stacked_weights(context, x.device)
             if stacked is not None:
-                output = self._batched(stacked, x, memory, meeting, context)
+                output = self._batched(stacked, x, memory, meeting)
                 return self._with_dropout(output)
 
         # Otherwise project the members one after another; all their heads attend together.
@@ -274,7 +274,7 @@ class HeadAttention(nn.Module):
         stacked = context.stacks_of(self)
         if stacked is not None and not self.pooled:
             if mask is not None:
-                mask = context.mask_for_members(mask, len(self._projections))
+                mask = mask_for_members(mask, len(self._projections))
             q, k, v = stacked.project(x, memory)
             attended = F.scaled_dot_product_attention(q, k, v, mask, dropout)
             return stacked.output(attended)
@@ -439,7 +439,6 @@ class HeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None,
         meeting: _Meeting,
-        context: RunContext,
     ) -> Tensor:
         """Return the attention of all members, whose samples run as one batch; a mask that differs by sample is copied.
 
@@ -449,7 +448,6 @@ class HeadAttention(nn.Module):
             memory: the key and value tokens, ``[M * B, T, d_model]``; None means ``x``. In a pool they are the
                 same for all members, ``[B, T, d_model]``.
             meeting: how queries meet keys.
-            context: the context of the run.
 
         Returns:
             The output of the attention, of the shape of ``x``.
@@ -466,7 +464,7 @@ class HeadAttention(nn.Module):
 
         # Otherwise each member has queries, keys and values of its own, [M * B, heads, tokens, head_dim].
         q, k, v = stacked.project(x, memory)
-        meeting_of_batch = meeting.for_member_major(members, context)
+        meeting_of_batch = meeting.for_member_major(members)
         attended = self._scaled_dot_products(q, k, v, meeting_of_batch)
         return stacked.output(attended)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hydractl.families.base import FirstTokens, ModelFamily, State
 from hydractl.model.attention import HeadAttention
-from hydractl.model.context import QueryTokens, RepeatedMasks, RunContext, apart
+from hydractl.model.context import QueryTokens, RunContext, apart
 from hydractl.model.laplace import with_posterior
 from hydractl.model.stacking import PerMember, StackingModule, StacksOfTower
 
@@ -274,12 +274,12 @@ class Chain:
 
         If the run uses stacked weights, this also checks that they are up to date, for all blocks at once.
         """
-        # A compiled graph can compare neither addresses of weights nor identities of masks, so nothing is cached in it.
-        if torch.compiler.is_compiling():
-            return RunContext(member, self.batched)
-        context = RunContext(member, self.batched, masks=RepeatedMasks())
+        context = RunContext(member, self.batched)
         runs_alone = member is not None or self.members == 1
-        if runs_alone or torch.is_grad_enabled() or not context.batches(hidden.device):
+        # A compiled graph cannot compare addresses of weights.
+        if runs_alone or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return context
+        if not context.batches(hidden.device):
             return context
         return replace(context, stacks=self._stacks.checked())
 

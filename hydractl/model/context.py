@@ -62,22 +62,6 @@ class QueryTokens:
         return masks_of_samples.gather(2, row_indices)  # [B, h, q, T]
 
 
-class RepeatedMasks:
-    """Caches the masks of one run that were repeated for all members, so that not every block repeats them again."""
-
-    def __init__(self) -> None:
-        # By the id of the mask. The mask is kept too, because the id of a deleted tensor may be used again.
-        self._by_id: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def of(self, mask: Tensor, members: int) -> Tensor:
-        """Return a mask for member-major samples, see :func:`mask_for_members`; repeated only at the first call."""
-        known = self._by_id.get(id(mask))
-        if known is None:
-            known = (mask, mask_for_members(mask, members))
-            self._by_id[id(mask)] = known
-        return known[1]
-
-
 def mask_for_members(mask: Tensor, members: int) -> Tensor:
     """Repeat a mask for member-major samples: ``[B, h, q, T]`` gives ``[M * B, h, q, T]``.
 
@@ -102,7 +86,6 @@ class RunContext:
         attended: a result to return in place of attending, ``[M * B, T, d_model]``; else None.
         stacks: the stacked weights of modules, by module, checked at the beginning of the run
             (:class:`hydractl.model.stacking.StacksOfTower`). A module that is not listed checks its weights itself.
-        masks: the cache of masks that were repeated in this run; None means that each block repeats its own.
     """
 
     member: int | None = None
@@ -110,7 +93,6 @@ class RunContext:
     queries: QueryTokens | None = None
     attended: Tensor | None = None
     stacks: Mapping[Any, Any] | None = None
-    masks: RepeatedMasks | None = None
 
     def batches(self, device: torch.device) -> bool:
         """Return whether batched products are wanted on a device.
@@ -120,12 +102,6 @@ class RunContext:
         if self.batched is not None:
             return self.batched
         return device.type not in ("cpu", "meta")
-
-    def mask_for_members(self, mask: Tensor, members: int) -> Tensor:
-        """Return a mask for member-major samples, see :func:`mask_for_members`; cached if the run has a cache."""
-        if self.masks is None:
-            return mask_for_members(mask, members)
-        return self.masks.of(mask, members)
 
     def stacks_of(self, module: Any) -> Any:
         """Return the stacked weights of a module, as checked at the beginning of the run; None if there are none."""

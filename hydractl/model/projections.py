@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -542,16 +542,13 @@ def runs_of(positions: Collection[int]) -> list[slice]:
     return runs
 
 
-_Group = frozenset[int]
-"""A set of members; all heads that exactly these members have form one group."""
-
-
 def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     """Return an order of all heads in which the heads of each member form few runs (stretches without gaps).
 
-    Heads that the same members have form a group and stay together. Each group is followed by the most similar group
-    that is left. Several groups are tried as the first one, and the order with the fewest runs is returned. E.g. with
-    the heads 0, 2 of one member and 1, 2 of another, the order 0, 2, 1 has one run for each.
+    Heads that the same members have stay together. These groups follow each other as in a Gray code, whose codes differ
+    in one place from one to the next: with three members, those of the third alone, of the second and third, of the
+    second alone, of the first and second, and so on. E.g. with the heads 0, 2 of one member and 1, 2 of another, the
+    order 1, 2, 0 has one run for each.
 
     Args:
         members: the heads of each member.
@@ -559,44 +556,17 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
     Returns:
         Every head that some member has, once.
     """
-    heads_of_group: dict[_Group, list[int]] = {}  # by the members that have these heads
-    for head in sorted(set().union(*members)):
-        group = frozenset(member for member, heads in enumerate(members) if head in heads)
-        heads_of_group.setdefault(group, []).append(head)
-    # The groups of fewest members first.
-    groups = sorted(heads_of_group, key=lambda group: (len(group), sorted(group)))
 
-    # Try some groups as the first one, and keep the best order.
-    best_order: list[_Group] = []
-    for first in groups[:_TRIED]:
-        # Each group is followed by the most similar one that is left.
-        order = [first]
-        remaining = [group for group in groups if group != first]
-        while remaining:
-            # The most similar one has the fewest members that are in only one of both.
-            last = order[-1]
-            nearest = min(remaining, key=lambda group: len(group ^ last))
-            order.append(nearest)
-            remaining.remove(nearest)
-        if not best_order or _count_runs(order) < _count_runs(best_order):
-            best_order = order
+    def place(head: int) -> int:
+        """Return the place of the members of a head, read as a Gray code with one bit for each member."""
+        number = 0
+        bit = False
+        for heads in members:
+            bit ^= head in heads
+            number = 2 * number + bit
+        return number
 
-    ordered_heads = []
-    for group in best_order:
-        ordered_heads.extend(heads_of_group[group])
-    return ordered_heads
-
-
-_TRIED = 32
-"""How many groups are tried as the first one, at most: enough for all groups of five members."""
-
-
-def _count_runs(order: Sequence[_Group]) -> int:
-    """Count the runs of neighbouring heads of all members together, if the groups lie in this order."""
-    runs = len(order[0])  # every member of the first group begins a run
-    for previous, group in pairwise(order):
-        runs += len(group - previous)  # the members whose run begins
-    return runs
+    return sorted(set().union(*members), key=lambda head: (place(head), head))
 
 
 def _rows_of_bias(bias: Tensor | None, rows: slice) -> Tensor | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +17,6 @@ STAND_INS = tuple(f"class {number}" for number in range(10))
 
 PROMPTS_AT_ONCE = 256
 """How many prompts run together if no gradients are needed."""
-
-
-class _WeightRead(NamedTuple):
-    """A parameter from which features were computed, and how often it had been written to at that time."""
-
-    reference: weakref.ref[Tensor]
-    times_written: int
 
 
 class PromptedClasses:
@@ -63,7 +55,7 @@ class PromptedClasses:
         self._networks = networks
         self._attention_of_other_tower = list(elsewhere)
         self._features: Tensor | None = None
-        self._read_from: list[_WeightRead] = []
+        self._read_from: list[tuple[Tensor, int]] = []  # the weights, and how often each had been written to
 
     def inputs(self, at_once: int | None = None) -> list[Any]:
         """Return the prompts on the model's device, all together or in parts.
@@ -96,19 +88,21 @@ class PromptedClasses:
         if self._must_be_computed_anew():
             (all_prompts,) = self.inputs()
             return self._chain(all_prompts)
-        features = self._features
-        if features is None or self._weights_written():
-            features = self._compute_features(Log(), "")
-            self._features = features
-        return features
+        return self._kept_features(Log(), "")
 
     def read(self, log: Log, title: str) -> None:
         """Compute the features now if they can be kept, with a progress bar, because 80,000 prompts take a while."""
         with torch.no_grad():
-            if self._must_be_computed_anew():
-                return
-            if self._features is None or self._weights_written():
-                self._features = self._compute_features(log, title)
+            if not self._must_be_computed_anew():
+                self._kept_features(log, title)
+
+    def _kept_features(self, log: Log, title: str) -> Tensor:
+        """Return the features that are kept; compute them first if there are none, or a weight was written to since."""
+        features = self._features
+        if features is None or self._weights_written():
+            features = self._compute_features(log, title)
+            self._features = features
+        return features
 
     def _compute_features(self, log: Log, title: str) -> Tensor:
         """Return the features of the classes for each member, ``[M, classes, D]``.
@@ -121,7 +115,7 @@ class PromptedClasses:
         """
         # Remember the weights, to notice later when they are written to.
         weights = self._weights_of_features()
-        self._read_from = [_WeightRead(weakref.ref(weight), times_written(weight)) for weight in weights]
+        self._read_from = [(weight, times_written(weight)) for weight in weights]
 
         # On the meta device only shapes matter, so one class stands for all.
         classes = len(self.labels)
@@ -151,11 +145,7 @@ class PromptedClasses:
         """Return whether a weight was written to in place since the features were computed, e.g. by an optimizer."""
         if torch.compiler.is_compiling():  # a compiled graph cannot compare versions
             return False
-        for weight_read in self._read_from:
-            weight = weight_read.reference()
-            if weight is not None and times_written(weight) != weight_read.times_written:
-                return True
-        return False
+        return any(times_written(weight) != times for weight, times in self._read_from)
 
     def _weights_of_features(self) -> list[nn.Parameter]:
         """Return all weights except the attention of the other tower, which does not influence the features."""

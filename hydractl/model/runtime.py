@@ -10,7 +10,7 @@ import copy
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from hydractl.errors import InputError, UsageError
 from hydractl.families import get_family
 from hydractl.files.checkpoint import TensorSource
 from hydractl.files.description import DEFAULT_PROMPT, Description, bases_of
+from hydractl.files.model_records import Calibration
 from hydractl.heads.weights import HeadWeights
 from hydractl.jsonio import shown
 from hydractl.log import Log
@@ -92,7 +93,7 @@ class HydraModel(nn.Module):
 
         # What was fitted to the model and is stored with it.
         self._chosen = Chosen.of(description.extra)
-        self.calibration = _stored_scaling(self._chosen)
+        self.calibration = self._chosen.calibration
         if has_posterior(self):
             attach_posteriors(self, tensors)
         self.detector: Detector | None = None
@@ -435,21 +436,6 @@ _NOT_COPIED = ("preprocess", "member_logits", "_compiled_with", "_kept_of_weight
 """Attributes that a copy creates again: functions, and what the model shares with other models."""
 
 
-class StoredScaling(NamedTuple):
-    """A calibration that a model applies to log p: a scale and a bias, each one number for all or one per class."""
-
-    scale: list[float]
-    bias: list[float]
-
-
-def _stored_scaling(chosen: Chosen) -> StoredScaling | None:
-    """Return the calibration that was chosen for a model, as it applies it; None if there is none."""
-    calibration = chosen.calibration
-    if calibration is None:
-        return None
-    return StoredScaling(list(calibration.scales), list(calibration.bias or [0.0]))
-
-
 def log_mean_softmax(member_logits: Tensor) -> Tensor:
     """Return the log of the mean over members of their softmax: ``[M, B, C]`` to ``[B, C]``, in at least float32."""
     logits = member_logits if member_logits.dtype == torch.float64 else member_logits.float()
@@ -458,10 +444,10 @@ def log_mean_softmax(member_logits: Tensor) -> Tensor:
     return torch.logsumexp(log_probs, dim=0) - math.log(members)  # log(sum of probabilities) - log(M)
 
 
-def calibrated(log_probs: Tensor, calibration: StoredScaling) -> Tensor:
+def calibrated(log_probs: Tensor, calibration: Calibration) -> Tensor:
     """Calibrate the log p ``[B, C]`` of a model: ``log_softmax(log p * scale + bias)``."""
-    scale = torch.tensor(calibration.scale, dtype=log_probs.dtype, device=log_probs.device)
-    bias = torch.tensor(calibration.bias, dtype=log_probs.dtype, device=log_probs.device)
+    scale = log_probs.new_tensor(list(calibration.scales))
+    bias = log_probs.new_tensor(list(calibration.bias or [0.0]))
     return (log_probs * scale + bias).log_softmax(-1)
 
 

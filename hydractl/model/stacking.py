@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any, Protocol
 
@@ -474,30 +475,16 @@ def _runs_as_one_product(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-class PerMemberScale(nn.Module):
-    """One vector per member, in place of a vector by which a library's block multiplies: ``gamma * x``.
+class Scale(nn.Module):
+    """Multiplies by a vector ``[d_model]``, as a block does that holds the vector itself: ``gamma * x``."""
 
-    Args:
-        scales: the vector ``[d_model]`` of each member.
-    """
-
-    def __init__(self, scales: Sequence[nn.Parameter]) -> None:
+    def __init__(self, vector: nn.Parameter) -> None:
         super().__init__()
-        for member, scale in enumerate(scales):  # as parameters of this module itself, because only it is called
-            self.register_parameter(str(member), scale)
-
-    def __mul__(self, x: Tensor) -> Tensor:
-        """Scale ``x`` as a call does; a block that expects a vector multiplies by this module."""
-        return self(x)
+        self.vector = vector
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply the samples of member m by vector m, ``[M * B, T, d_model]``; in a run of one member by its own."""
-        scales = list(self.parameters())
-        member = context_of_run().member
-        if member is not None:
-            return scales[member] * x
-        parts = apart(x, len(scales))
-        return torch.cat([scale * part for scale, part in zip(scales, parts, strict=True)])
+        """Return ``x`` times the vector, ``[..., d_model]``."""
+        return self.vector * x
 
 
 class StackedProjections:
@@ -551,7 +538,7 @@ class StackedProjections:
         """
         if self._all_heads_of_banks:
             return None
-        return [_PartOfMember(member, dim, width) for member in self._members]
+        return [partial(_part_of_member, member.runs, dim, width) for member in self._members]
 
     def _is_possible(self, pooled: bool) -> bool:
         """Return whether one batched product gives what the members give, without too many heads of zeros.
@@ -591,24 +578,13 @@ class StackedProjections:
             stacks[name] = cache.stacked(weights)
         return self.weights_of(stacks)
 
-    @property
-    def copies(self) -> bool:
-        """Whether the cached stacks are copies, which do not change when parameters are written to."""
-        cached = self.caches["qkv"].cached if "qkv" in self.caches else None
-        return cached is not None and cached.versions is not None
-
-    def weights_of(self, stacks: Mapping[str, Tensor], *, cut_once: bool = False) -> StackedWeights:
-        """Return the weights of all members from their stacks.
-
-        Args:
-            stacks: by the names of :attr:`caches`.
-            cut_once: whether rows that are cut out of the stacks may be kept, because these are copies.
-        """
+    def weights_of(self, stacks: Mapping[str, Tensor]) -> StackedWeights:
+        """Return the weights of all members from their stacks, by the names of :attr:`caches`."""
         qkv = None
         if "qkv" in stacks:
             qkv = MembersLinear(stacks["qkv"], stacks.get("qkv_bias"))
         output = MembersLinear(stacks["out"], stacks.get("out_bias"))
-        return StackedWeights(self, qkv, output, cut_once=cut_once)
+        return StackedWeights(self, qkv, output)
 
     def normed(self, heads: Tensor, side: str) -> Tensor:
         """Return normalised queries or keys, each member's by its own norm; unchanged if the bank has no norms.
@@ -676,33 +652,12 @@ class StackedWeights:
         qkv: computes queries, keys and values, in the order of :class:`hydractl.model.projections.Packing`; None for a
             pool, whose heads have attended already.
         out: projects to the residual stream.
-        cut_once: copy the rows of queries, and those of keys and values, only once and not in every call. This must be
-            off if parameters are views of the stack: the copies would not see what is written to the parameters.
     """
 
-    def __init__(
-        self, projections: StackedProjections, qkv: MembersLinear | None, out: MembersLinear, *, cut_once: bool = False
-    ) -> None:
+    def __init__(self, projections: StackedProjections, qkv: MembersLinear | None, out: MembersLinear) -> None:
         self.projections = projections
         self._qkv = qkv
         self._out = out
-        self._cut_once = cut_once
-        self._cut: tuple[MembersLinear, MembersLinear] | None = None  # see _queries_apart
-
-    def _queries_apart(self) -> tuple[MembersLinear, MembersLinear]:
-        """Return two layers, one for the queries and one for keys and values; cached if ``cut_once`` is set.
-
-        They are needed for a block with few query tokens, in which keys and values still come from all tokens.
-        """
-        cut = self._cut
-        if cut is not None:
-            return cut
-        if not self._cut_once:
-            return self._rows(QUERIES), self._rows(KEYS_AND_VALUES)
-        with torch.inference_mode(False), torch.no_grad():  # the copies also serve later runs with gradients
-            cut = (self._rows(QUERIES), self._rows(KEYS_AND_VALUES))
-        self._cut = cut
-        return cut
 
     def _rows(self, wanted: slice) -> MembersLinear:
         """Return a copy of the layer that computes the wanted ones of queries, keys and values."""
@@ -726,9 +681,8 @@ class StackedWeights:
         if memory is None:
             q, k, v = split_heads(self._qkv(x), 3, projections.head_dim)
         else:
-            query_layer, key_value_layer = self._queries_apart()
-            (q,) = split_heads(query_layer(x), 1, projections.head_dim)
-            k, v = split_heads(key_value_layer(memory), 2, projections.head_dim)
+            (q,) = split_heads(self._rows(QUERIES)(x), 1, projections.head_dim)
+            k, v = split_heads(self._rows(KEYS_AND_VALUES)(memory), 2, projections.head_dim)
         return projections.normed(q, "q_norm"), projections.normed(k, "k_norm"), v
 
     def output(self, attended: Tensor) -> Tensor:
@@ -744,24 +698,17 @@ class StackedWeights:
         return self._out(rows)
 
 
-class _PartOfMember:
-    """Callable that takes the heads of one member out of a weight of its bank.
+def _part_of_member(runs: Sequence[slice], dim: int, width: int, weight: Tensor) -> Tensor:
+    """Return the heads of one member out of a weight of its bank, concatenated from its runs of neighbours.
 
     Args:
-        member: the projections of the member, which has some of the heads of the bank.
+        runs: the heads, as slices of those of the bank; none for a member without heads.
         dim: the dimension of the weight along which the heads lie.
         width: the size of one head along ``dim``.
+        weight: the weight.
     """
-
-    def __init__(self, member: MemberProjections, dim: int, width: int) -> None:
-        self._runs = member.runs or [slice(0, 0)]  # for a member without heads, an empty part
-        self._dim = dim
-        self._width = width
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        """Return the part of ``weight`` that belongs to the member's heads, concatenated from its runs."""
-        parts = []
-        for run in self._runs:
-            heads = run.stop - run.start
-            parts.append(weight.narrow(self._dim, run.start * self._width, heads * self._width))
-        return torch.cat(parts, dim=self._dim)
+    parts = [weight.narrow(dim, 0, 0)]
+    for run in runs:
+        heads = run.stop - run.start
+        parts.append(weight.narrow(dim, run.start * width, heads * width))
+    return torch.cat(parts, dim=dim)
