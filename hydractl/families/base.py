@@ -70,8 +70,8 @@ class Stages:
             model has one tower, otherwise features ``[B, D]``, which :meth:`ModelFamily.logits` combines. If ``reads``
             is set, it also takes a state with only the tokens that it reads, ``[B, k, d_model]``, whose context has
             the entry ``read``.
-        attention_inputs: for each block, a function from the state before the block to the inputs of its attention,
-            ``[B, T, d_model]``.
+        attention_input: a function from the state before the last block to the inputs of its attention,
+            ``[B, T, d_model]``; only needed with ``reads``.
         reads: computes the positions ``[B, k]`` of the only tokens that the readout uses, from any state of the tower;
             None means that it uses all tokens.
         per_sample: the keys of the context whose tensors have the samples in dimension 0.
@@ -89,7 +89,7 @@ class Stages:
     block_paths: Sequence[str]
     stem_prefixes: tuple[str, ...]
     readout: Callable[[State], Tensor]
-    attention_inputs: Sequence[Callable[[State], Tensor]]
+    attention_input: Callable[[State], Tensor] | None = None
     reads: Callable[[State], Tensor] | None = None
     per_sample: tuple[str, ...] = ()
     per_member: tuple[str, ...] = ()

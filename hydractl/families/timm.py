@@ -72,6 +72,14 @@ _MOST_BLOCKS = 200
 _MOST_TOKENS = 1 << 18  # positions of so many tokens take half a gigabyte while they are computed
 _LARGEST_PIXEL = 1e6  # bound for the means and standard deviations of pixels
 _RELATIVE = (timm_relative.Beit, timm_relative.SwinTransformer)
+_ATTENTIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+    VisionTransformer: (Attention,),
+    timm_eva.Eva: (timm_eva.EvaAttention, timm_eva.AttentionRope),
+    timm_relative.Beit: tuple(timm_relative.KINDS),
+    timm_relative.SwinTransformer: tuple(timm_relative.KINDS),
+}
+"""The attention whose heads can be separated, by the class of the model."""
+_SUPPORTED = "supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit and Swin"
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
 _PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
 """An option that can be written after the name of a model, e.g. ``num_classes=10``."""
@@ -339,7 +347,7 @@ class TimmViT(ModelFamily):
             block_paths=numbered_paths("blocks", model.blocks),
             stem_prefixes=(*_EMBED, "norm_pre."),
             readout=readout,
-            attention_inputs=for_each(timm_eva.attention_input, model.blocks),
+            attention_input=partial(timm_eva.attention_input, model.blocks[-1]),
             reads=_tokens_to_read(model),
         )
         return [tower]
@@ -624,39 +632,60 @@ def check_timm_model(model: Any) -> None:
         InputError: with the reason, e.g. the class of its attention.
     """
     kind = type(model).__name__
-
-    # Only these classes have attention that is known.
-    if not isinstance(model, (VisionTransformer, timm_eva.Eva, *_RELATIVE)):
-        raise InputError(
-            f"timm's {kind} is not supported: {_attention_of(model)}",
-            hint="supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit, Swin",
-        )
+    known = [attentions for library_class, attentions in _ATTENTIONS.items() if isinstance(model, library_class)]
+    if not known:
+        raise InputError(f"timm's {kind} is not supported: {_attention_of(model)}", hint=_SUPPORTED)
 
     # Positions are computed for every token, before the weights say how many there are.
     tokens = model.patch_embed.num_patches
     if tokens > _MOST_TOKENS:
         raise InputError(f"{kind} cuts images into {tokens} tokens, expected at most {_MOST_TOKENS}")
 
-    # There must be blocks.
-    if not timm_relative.blocks_of(model):
+    # Every block must have an attention whose heads can be separated.
+    blocks = timm_relative.blocks_of(model)
+    if not blocks:
         raise InputError(f"{kind} has no blocks, so it has no attention heads")
-
-    # Each kind of model has its own conditions.
-    problem = None
-    if isinstance(model, timm_eva.Eva):
-        problem = timm_eva.why_unsupported_eva(model)
-        hint = "supported are eva, eva02, dinov3, PE"
-    elif isinstance(model, _RELATIVE):
-        problem = timm_relative.why_unsupported_relative(model)
-        hint = "supported are beit, beitv2 and swin, for images of one size"
-    else:
-        _check_plain_vit(model, kind)
+    for path, block in blocks.items():
+        attention = getattr(block, "attn", None)
+        attention_class = "nothing" if attention is None else type(attention).__name__
+        if type(attention) not in known[0]:
+            expected = " or ".join(attention.__name__ for attention in known[0])
+            raise InputError(
+                f"{path} of {kind} is a {type(block).__name__} with {attention_class} as its attn, expected {expected}"
+            )
+        # A norm over the outputs of all heads changes if one of them is removed.
+        if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
+            raise InputError(
+                f"{path}.attn of {kind} is an {attention_class} that normalises across heads, "
+                "so its heads cannot be separated"
+            )
+    problem = _unsupported_setting(model)
     if problem is not None:
-        raise InputError(f"this {kind} of timm is not supported: {problem}", hint=hint)
+        raise InputError(f"this {kind} of timm is not supported: {problem}", hint=_SUPPORTED)
 
     # Logits of an image need pooled tokens.
     if not model.global_pool:
         raise InputError(f"{kind} pools no tokens (global_pool is empty), so it has no logits of an image")
+
+
+def _unsupported_setting(model: Any) -> str | None:
+    """Return the first setting of a model that is not supported, as a message; None if there is none."""
+    if isinstance(model, timm_eva.Eva):
+        if model.rope_mixed:
+            return "each of its heads has angles of its own (rope_mixed)"
+        # Dropped patches would need the angles of the remaining ones, for each sample.
+        if model.patch_drop is not None:
+            return "it drops patches in training (patch_drop_rate)"
+    if isinstance(model, _RELATIVE):
+        if getattr(model, "rel_pos_bias", None) is not None:
+            return "all its blocks share one table of distances (use_shared_rel_pos_bias)"
+        if getattr(model, "dynamic_img_size", False):
+            return "it makes its windows anew for every size of image (dynamic_img_size)"
+    # Such as the statistics of the norms of a convolutional patch embedding: training would change them.
+    buffers = dict(model.named_buffers())
+    if isinstance(model, VisionTransformer) and buffers:
+        return f"it keeps numbers beside its weights ({next(iter(buffers))})"
+    return None
 
 
 def _attention_of(model: nn.Module) -> str:
@@ -666,35 +695,6 @@ def _attention_of(model: nn.Module) -> str:
         if re.search("Attn|Attention", kind.__name__):
             return f"its attention is {kind.__module__}.{kind.__name__}"
     return "it has no attention"
-
-
-def _check_plain_vit(model: Any, kind: str) -> None:
-    """Raise an error if a ViT has attention of another class than ``timm.layers.Attention``, or unknown buffers.
-
-    Args:
-        model: timm's VisionTransformer.
-        kind: the name of its class, for messages.
-
-    Raises:
-        InputError: if the attention of a block has another class or normalises across heads, or the model has buffers.
-    """
-    for index, block in enumerate(model.blocks):
-        attention: Any = getattr(block, "attn", None)
-        if type(attention) is not Attention:
-            attention_class = "nothing" if attention is None else type(attention).__name__
-            raise InputError(
-                f"blocks.{index} of {kind} is a {type(block).__name__} with {attention_class} as its attn, "
-                "expected timm.layers.Attention"
-            )
-        # A norm over the outputs of all heads changes if one of them is removed.
-        if not isinstance(attention.norm, nn.Identity):
-            raise InputError(
-                f"blocks.{index}.attn of {kind} is an Attention that normalises across heads, "
-                "so its heads cannot be separated"
-            )
-    # Such as the statistics of the norms of a convolutional patch embedding: training would change them.
-    for name, _ in model.named_buffers():
-        raise InputError(f"{kind} keeps numbers beside its weights ({name})")
 
 
 def _published_config(model: nn.Module, options: Mapping[str, object]) -> LibraryConfig:

@@ -17,9 +17,10 @@ from hydractl.heads.rotary import Rotary
 
 declare_operators()
 
-from timm.layers import AttentionRope  # noqa: E402
+from timm.layers import AttentionRope as AttentionRope  # noqa: E402
 from timm.models.eva import Eva as Eva  # noqa: E402
-from timm.models.eva import EvaAttention, EvaBlockPostNorm  # noqa: E402
+from timm.models.eva import EvaAttention as EvaAttention  # noqa: E402
+from timm.models.eva import EvaBlockPostNorm  # noqa: E402
 from timm.models.vision_transformer import ResPostBlock  # noqa: E402
 
 _FUSED = AttentionLayout(("qkv",), "proj", q_norm="q_norm", k_norm="k_norm")
@@ -75,27 +76,6 @@ def layout_name(attention: Any) -> str:
     if getattr(attention, "q_bias", None) is not None:
         return "own biases"
     return ""
-
-
-def why_unsupported_eva(model: Any) -> str | None:
-    """Return the first reason why the heads of an Eva model cannot be pruned one by one; None if they can."""
-    # Every block must have one of two known classes of attention; only these have the settings that follow.
-    attentions = [block.attn for block in model.blocks]
-    kinds = {type(attention) for attention in attentions}
-    if not kinds <= {EvaAttention, AttentionRope}:
-        names = sorted(kind.__name__ for kind in kinds)
-        return f"its attention is {', '.join(names)}"
-    # A norm over the outputs of all heads changes if one of them is removed.
-    normalises_across_heads = any(not isinstance(attention.norm, nn.Identity) for attention in attentions)
-    if normalises_across_heads:
-        name = type(attentions[0]).__name__
-        return f"its {name} normalises across heads, so its heads cannot be separated"
-    if model.rope_mixed:
-        return "each of its heads has angles of its own (rope_mixed)"
-    # Dropped patches would need the angles of the remaining ones, for each sample.
-    if model.patch_drop is not None:
-        return "it drops patches in training (patch_drop_rate)"
-    return None
 
 
 def eva_stem(model: Any, images: Tensor) -> State:

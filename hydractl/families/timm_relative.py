@@ -64,19 +64,6 @@ class DistanceStandIn(nn.Module):
         return self.attention(x, relative=Relative(self.index, mask))
 
 
-def why_unsupported_relative(model: Any) -> str | None:
-    """Return the first reason why the heads of a Beit or Swin cannot be pruned one by one; None if they can."""
-    kinds = {type(block.attn) for block in blocks_of(model).values()}
-    if not kinds <= KINDS.keys():
-        names = sorted(kind.__name__ for kind in kinds)
-        return f"its attention is {', '.join(names)}"
-    if getattr(model, "rel_pos_bias", None) is not None:
-        return "all its blocks share one table of distances (use_shared_rel_pos_bias)"
-    if getattr(model, "dynamic_img_size", False):
-        return "it makes its windows anew for every size of image (dynamic_img_size)"
-    return None
-
-
 def blocks_of(model: Any) -> dict[str, Any]:
     """Return the blocks of a model of timm by their dotted names, in model order; a Swin has them in stages."""
     if not isinstance(model, SwinTransformer):
@@ -116,10 +103,9 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         on_grid = model.patch_embed(images)  # [B, H, W, d]
         return State(on_grid.flatten(1, 2))  # [B, H * W, d]
 
-    # For each block: how it runs, what its attention reads, and its span (its share of the first block's tokens, and
-    # the number of windows). `merging` names the merging module by the index of the block that it belongs to.
+    # For each block: how it runs, and its span (its share of the first block's tokens, and the number of windows).
+    # `merging` names the merging module by the index of the block that it belongs to.
     blocks: list[Callable[[State], State]] = []
-    attention_inputs: list[Callable[[State], Tensor]] = []
     merging = {}
     spans = []
     grid = tuple(model.patch_embed.grid_size)  # rows and columns of tokens before the current block
@@ -131,7 +117,6 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
                 if number > 0:
                     merging[len(blocks)] = f"layers.{number}.downsample"
             blocks.append(partial(_run_block, block, merge, grid))
-            attention_inputs.append(partial(_attention_input, block, merge, grid))
 
             # The block attends, and returns its tokens, on the grid after merging.
             grid = tuple(stage.output_resolution)
@@ -152,7 +137,6 @@ def swin_stages(model: Any, prefixes: tuple[str, ...]) -> list[Stages]:
         block_paths=list(blocks_of(model)),
         stem_prefixes=prefixes,
         readout=readout,
-        attention_inputs=attention_inputs,
         merging=merging,
         spans=spans,
     )
@@ -183,9 +167,3 @@ def _run_block(block: nn.Module, merge: nn.Module, grid: _Grid, state: State) ->
     merged = merge(on_grid)
     hidden = block(merged).flatten(1, 2)  # [B, H', W', d'] -> [B, T', d']
     return State(hidden, state.context)
-
-
-def _attention_input(block: Any, merge: nn.Module, grid: _Grid, state: State) -> Tensor:
-    """Return the inputs of a block's attention, computed from the state before merging; see :func:`_run_block`."""
-    merged = merge(state.hidden.unflatten(1, grid))  # [B, T, d] -> [B, H, W, d]
-    return block.norm1(merged).flatten(1, 2)

@@ -448,7 +448,8 @@ class Chain:
         attended_state = state
         if not self.start.pooled(last):
             attended_state = self._repeat_where_members_part(last, state, context.member)
-        attention_input = self._stages[0].attention_inputs[-1]
+        attention_input = self._stages[0].attention_input
+        assert attention_input is not None, "a tower that reads some tokens alone has it"
         memory = context.run(attention_input, attended_state)
 
         positions = query_state.context["read"]

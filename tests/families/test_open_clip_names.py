@@ -224,7 +224,7 @@ def test_weights_that_are_drawn_began_as_none(monkeypatch: pytest.MonkeyPatch) -
         ("ViT-B-32/openai", {"embed_dim": 8}, UsageError, "takes no options (embed_dim)", "pretrained=0"),
         ("ViT-B-32", {"pretrained": False, "x": 1, "text_cfg.y": 2}, UsageError, "no setting text_cfg.y, x", "_cfg."),
         ("RN50/openai", {}, InputError, "its visual tower is a ModifiedResNet", "ViT-B-32"),
-        ("EVA02-B-16", {"pretrained": False}, InputError, "its EvaAttention normalises across heads", "ViT-B-32"),
+        ("EVA02-B-16", {"pretrained": False}, InputError, "an EvaAttention that normalises across heads", "ViT-B-32"),
         ("ViT-H-14-CLIPA", {"pretrained": False}, InputError, "a tokenizer of transformers", "open a folder"),
     ],
 )  # fmt: skip

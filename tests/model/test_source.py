@@ -274,7 +274,7 @@ REFUSED = {
     f"vit_tiny_patch16_224?{SIZES}&scale_attn_norm=true": "blocks.0.attn of VisionTransformer is an Attention that "
     "normalises across heads, so its heads cannot be separated",
     "vit_small_patch16_18x2_224?img_size=16&embed_dim=12&num_heads=2&depth=1": "blocks.0 of VisionTransformer is a "
-    "ParallelThingsBlock with nothing as its attn, expected timm.layers.Attention",
+    "ParallelThingsBlock with nothing as its attn, expected Attention",
 }
 
 

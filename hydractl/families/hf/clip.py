@@ -16,6 +16,7 @@ from hydractl.errors import InputError
 from hydractl.families.base import FirstTokens, Projection, Stages, State, for_each, normed_input, numbered_paths
 from hydractl.families.config_json import Preprocessing
 from hydractl.families.hf.architectures import EncoderTower, towers_of
+from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.texts import prompt_tokens, text_preprocess
 from hydractl.families.prompts import PromptReadout, filled_templates
 
@@ -23,17 +24,13 @@ NAMES = {"vision_model": "visual", "text_model": "text"}
 """transformers' names of the towers with their values of :attr:`hydractl.heads.mask.Site.tower`."""
 
 
-Stem = Callable[[Any, Any], State]
-"""A function from transformers' encoder and its inputs to the state before the first layer."""
-
-
-def two_tower_stages(model: Any, stem: Stem) -> list[Stages]:
+def two_tower_stages(model: Any) -> list[Stages]:
     """Return the stages of the image tower, then those of the text tower."""
     images, texts = towers_of(model)
-    return [_image_stages(model, images, stem), _text_stages(model, texts, stem)]
+    return [_image_stages(model, images), _text_stages(model, texts)]
 
 
-def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
+def _image_stages(model: Any, tower: EncoderTower) -> Stages:
     """Return the image tower (encoder) in its stages; its readout gives normalised features ``[B, D]``.
 
     The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
@@ -41,11 +38,10 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     Args:
         model: transformers' CLIP or SigLIP.
         tower: its image tower.
-        stem: runs the encoder before its first layer.
     """
     stages_of_encoder = _encoder_stages(
         tower,
-        stem=partial(stem, tower.base),
+        stem=partial(encoder_stem, tower.base),
         readout=lambda state: F.normalize(_image_features(model, state), dim=-1),
     )
     stages = replace(
@@ -60,7 +56,7 @@ def _image_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     return replace(stages, reads=FirstTokens(1), projection=projection)
 
 
-def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
+def _text_stages(model: Any, tower: EncoderTower) -> Stages:
     """Return the text tower (encoder) in its stages; its readout gives normalised features ``[classes, D]``.
 
     The stages are the stem (all before the first block), the blocks, and the readout (all after the last block).
@@ -68,12 +64,11 @@ def _text_stages(model: Any, tower: EncoderTower, stem: Stem) -> Stages:
     Args:
         model: transformers' CLIP or SigLIP.
         tower: its text tower.
-        stem: runs the encoder before its first layer.
     """
     causal = is_causal(model)
     layer = model.text_projection if causal else tower.base.head
     end = PromptReadout(partial(_positions_read, model), tower.base.final_layer_norm, layer)
-    stages = _encoder_stages(tower, stem=partial(_text_stem, tower.base, stem, causal), readout=end.features)
+    stages = _encoder_stages(tower, stem=partial(_text_stem, tower.base, causal), readout=end.features)
     return replace(
         stages,
         reads=end.reads,
@@ -89,11 +84,11 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
     layers = tower.base.encoder.layers
     return Stages(
         stem=stem,
-        blocks=for_each(_run_layer, layers),
+        blocks=for_each(run_encoder_layer, layers),
         block_paths=numbered_paths(f"{tower.prefix}.{tower.layout.layers}", layers),
         stem_prefixes=(f"{tower.prefix}.embeddings.", f"{tower.prefix}.pre_layrnorm."),
         readout=readout,
-        attention_inputs=for_each(partial(normed_input, "layer_norm1"), layers),
+        attention_input=partial(normed_input, "layer_norm1", layers[-1]),
         tower=NAMES[tower.prefix],
     )
 
@@ -101,13 +96,6 @@ def _encoder_stages(tower: EncoderTower, stem: Callable[[Any], State], readout: 
 def is_causal(model: Any) -> bool:
     """Return whether the model is a CLIP, whose text tower is causal; a SigLIP attends to all tokens and padding."""
     return model.config.model_type in ("clip", "metaclip_2")
-
-
-def _run_layer(layer: Any, state: State) -> State:
-    """Return the state after one layer."""
-    context = state.context
-    hidden = layer(state.hidden, attention_mask=context["attention_mask"])
-    return State(hidden, context)
 
 
 def _image_features(model: Any, state: State) -> Tensor:
@@ -124,12 +112,11 @@ def _pooled_image(model: Any, state: State) -> Tensor:
     return model.vision_model.post_layernorm(class_token)
 
 
-def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]) -> State:
+def _text_stem(base: Any, causal: bool, inputs: Mapping[str, Tensor]) -> State:
     """Run the text tower before its first layer, on all prompts of all classes as one batch.
 
     Args:
         base: the encoder.
-        stem: runs the encoder before its first layer.
         causal: whether a token sees only itself and the tokens before it.
         inputs: outputs of the tokenizer, e.g. ``input_ids``, each ``[classes, prompts, T]``.
 
@@ -139,7 +126,7 @@ def _text_stem(base: Any, stem: Stem, causal: bool, inputs: Mapping[str, Tensor]
     # All prompts as one batch: [classes, prompts, T] -> [classes * prompts, T]. The unchanged ids tell the readout how
     # many prompts a class has.
     texts = {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}
-    state = stem(base, texts)
+    state = encoder_stem(base, texts)
     ids = inputs["input_ids"]
     context = {**state.context, "ids": ids}
     if causal:

@@ -7,8 +7,7 @@ may share keys and values.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 from hydractl.errors import InputError
 from hydractl.families.base import State
 from hydractl.families.config_json import LibraryConfig
-from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 _FULL = "full_attention"
@@ -166,19 +164,6 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, window: int | None) -> T
     sees_nothing = ~visible.any(dim=-1, keepdim=True)  # [B, 1, T, 1]
     is_itself = distance == 0  # [T, T]
     return visible | (is_itself & sees_nothing)
-
-
-def turn_of(attention: Any) -> Callable[[Tensor, Tensor], Rotary] | None:
-    """Return a function from transformers' cosines and sines ``[1, 1, T, width]`` to a rotation of queries and keys.
-
-    None means that this attention does not use rotary positions.
-
-    Args:
-        attention: transformers' attention module.
-    """
-    if not getattr(attention, "use_rope", True):
-        return None
-    return partial(Rotary, neighbours=False)  # dimension i is rotated with dimension i + width / 2
 
 
 def run_decoder_layer(layer: Any, kind: str, state: State) -> State:

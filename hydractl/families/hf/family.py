@@ -44,7 +44,6 @@ from hydractl.families.hf.decoders import (
     decoder_stem,
     kinds_of_layers,
     run_decoder_layer,
-    turn_of,
 )
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.images import image_collate, image_format, write_processor
@@ -78,6 +77,7 @@ from hydractl.families.reading import (
 )
 from hydractl.files.checkpoint import TensorSource
 from hydractl.heads.mask import Site
+from hydractl.heads.rotary import Rotary
 from hydractl.jsonio import shown
 
 
@@ -92,7 +92,7 @@ class _StandIn(nn.Module):
     def __init__(self, attention: nn.Module, library: Any) -> None:
         super().__init__()
         self.attention = attention
-        self.turn = turn_of(library)
+        self.rotates = getattr(library, "use_rope", True)  # some layers of a SmolLM3 do not
 
     def forward(
         self,
@@ -113,9 +113,10 @@ class _StandIn(nn.Module):
             The output ``[M * B, T, d_model]``, and None in place of the attention weights, which nothing reads.
         """
         rotary = None
-        if position_embeddings is not None and self.turn is not None:
+        if position_embeddings is not None and self.rotates:
             cos, sin = position_embeddings
-            rotary = self.turn(_of_every_head(cos), _of_every_head(sin))
+            # Dimension i of a head is rotated with dimension i + width / 2.
+            rotary = Rotary(_of_every_head(cos), _of_every_head(sin), neighbours=False)
         attended = self.attention(hidden_states, attn_mask=attention_mask, rotary=rotary)
         return attended, None
 
@@ -400,7 +401,7 @@ class HFEncoder(ModelFamily):
         """
         # CLIPs have two towers. All other models have one.
         if type(model).__name__ in TWO_TOWERS:
-            return clip.two_tower_stages(model, encoder_stem)
+            return clip.two_tower_stages(model)
         (tower,) = towers_of(model)
         prefix = tower.prefix
         base = tower.base
@@ -435,7 +436,7 @@ class HFEncoder(ModelFamily):
             block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
             readout=partial(readout, model, base),
-            attention_inputs=for_each(partial(normed_input, layout.norm), layers),
+            attention_input=partial(normed_input, layout.norm, layers[-1]),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
             per_member=deberta.PER_MEMBER if is_deberta else (),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -75,8 +74,9 @@ _VOCABULARIES = (
 )
 _SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _KIND_OF_MODEL = ("model_type", "tokenizer_class", "transformers_version")
-_VERSIONED = re.compile(r"tokenizer\.[\w.-]+\.json", re.ASCII)
-"""A ``tokenizer.json`` for newer versions of transformers, as ``fast_tokenizer_files`` names it."""
+_ONE_TOKENIZER = (
+    "save it again with the present transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+)
 
 _FEW_CAPITALS = 0.05
 """The share of tokens with capitals that a vocabulary in lower case may have."""
@@ -260,7 +260,7 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
         The files of vocabularies, and the settings by file name.
 
     Raises:
-        InputError: if a file is a link out of the folder, or the settings name a file outside of it.
+        InputError: if a file is a link out of the folder, or the settings name several tokenizers.
     """
     files: list[Path] = []
     for pattern in _VOCABULARIES:
@@ -272,14 +272,11 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
             known = _KNOWN_SETTINGS.union(key for key in settings if key.endswith("_token"))
             documents[name] = {key: value for key, value in settings.items() if key in known}
 
-    # The one setting that does name files.
-    versioned = _versioned_files(folder)
-    if versioned:
-        files += [folder / name for name in versioned]
-        documents["tokenizer_config.json"] = {
-            **documents["tokenizer_config.json"],
-            "fast_tokenizer_files": versioned,
-        }
+            # Of several tokenizers, for several versions of the library, the first would be read here.
+            if settings.get("fast_tokenizer_files") not in (None, [], ["tokenizer.json"]):
+                raise InputError(
+                    f"{folder / name} names several tokenizers (fast_tokenizer_files)", hint=_ONE_TOKENIZER
+                )
     for file in files:
         refuse_link_elsewhere(file)
 
@@ -289,24 +286,6 @@ def _files_for_library(folder: Path) -> tuple[list[Path], dict[str, Mapping[str,
     if "model_type" in config:
         documents["config.json"] = names_only({key: config[key] for key in _KIND_OF_MODEL if key in config})
     return files, documents
-
-
-def _versioned_files(folder: Path) -> list[str]:
-    """Return the names of further ``tokenizer.json`` files that a folder has for newer versions of transformers.
-
-    Raises:
-        InputError: if the names are no names of such files in the folder.
-    """
-    file = folder / "tokenizer_config.json"
-    settings = read_config(file) or {}
-    names = settings.get("fast_tokenizer_files") or []
-    if not isinstance(names, list):
-        raise InputError(f"{file} has the fast_tokenizer_files {shown(names)}, no list")
-    for name in names:
-        is_own = isinstance(name, str) and (name == "tokenizer.json" or _VERSIONED.fullmatch(name))
-        if not is_own:
-            raise InputError(f"{file} names {shown(name)}, which is no tokenizer of this folder")
-    return [name for name in names if name != "tokenizer.json" and (folder / name).exists()]
 
 
 def stored_tokenizer(preprocess: object) -> Any:
@@ -557,7 +536,7 @@ def _check_files(folder: Path) -> None:
     Raises:
         InputError: if a token has unknown settings (all are listed), or an id is too large.
     """
-    for name in ("tokenizer.json", *_SETTINGS_FILES, "vocab.json", *_versioned_files(folder)):
+    for name in ("tokenizer.json", *_SETTINGS_FILES, "vocab.json"):
         file = folder / name
         document = read_config(file) or {}
         origin = str(file)
