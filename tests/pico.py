@@ -344,8 +344,29 @@ def publish(model: Any, variant: str, folder: Path) -> None:
         publish_hf_clip(model, variant, folder)
         return
     model.save_pretrained(folder)
-    if variant in HF and "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
+    write_inputs(folder, variant)
+
+
+def write_inputs(folder: Path, variant: str) -> None:
+    """The tokenizer or the image processor of a model of transformers, beside it."""
+    name, _, settings = HF[variant]
+    if "vocab_size" in settings:
+        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=settings.get("pad_token_id") == 1)
+    elif "Dinov2" in name:
+        write_processor(folder, "Bit", size={"shortest_edge": 28}, crop_size={"height": 24, "width": 24})
+    elif "DeiT" in name:
+        write_processor(folder, "DeiT", size={"height": 18, "width": 18}, crop_size={"height": 16, "width": 16})
+    elif "CLIP" in name:
+        write_processor(folder, "CLIP", size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    else:
+        write_processor(folder, "Siglip" if "Siglip" in name else "ViT", size={"height": 16, "width": 16})
+
+
+def write_processor(folder: Path, kind: str, **settings: Any) -> None:
+    """An image processor as the library saves it."""
+    import transformers
+
+    getattr(transformers, f"{kind}ImageProcessor")(**settings).save_pretrained(folder)
 
 
 def named(model: Any, labels: Sequence[str]) -> Any:

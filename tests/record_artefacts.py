@@ -240,6 +240,8 @@ def make_hf(name: str, kind: str, **settings: Any) -> Callable[[Path], None]:
             tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
             vocabulary = {token: number for number, token in enumerate(tokens)}
             transformers.BertTokenizer(vocab=vocabulary, model_max_length=16).save_pretrained(folder)
+        else:
+            transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
 
     return make
 

@@ -241,7 +241,7 @@ class AttentionLayout:
         # All tensors whose rows belong to heads, by the field of HeadWeights: [heads, head_dim, ...]. A tensor of the
         # library holds one field, e.g. fields = ("q",), or three of them on top of each other, e.g. fields = ("q", "k",
         # "v") for `attn.qkv.weight`.
-        rows: dict[str, Tensor] = {}
+        rows: dict[str, Any] = {}
         for name, fields in self._fields_by_name(site.path).items():
             if name not in tensors:
                 continue  # e.g. a model without biases
@@ -258,22 +258,13 @@ class AttentionLayout:
 
         table = tensors.get(f"{site.path}.{self.table}")
 
-        # Fields that the library does not have in this block are None.
+        # Fields that the library does not have in this block stay None.
         return HeadWeights(
-            q=rows["q"],
-            k=rows["k"],
-            v=rows["v"],
+            **rows,
             # [d_model, heads * head_dim] -> [heads, d_model, head_dim]
             o=output.unflatten(1, (-1, site.head_dim)).permute(1, 0, 2),
-            q_bias=rows.get("q_bias"),
-            k_bias=rows.get("k_bias"),
-            v_bias=rows.get("v_bias"),
             o_bias=tensors.get(out_bias),
             table=None if table is None else table.T,  # [R, heads] -> [heads, R]
-            pos_q=rows.get("pos_q"),
-            pos_q_bias=rows.get("pos_q_bias"),
-            pos_k=rows.get("pos_k"),
-            pos_k_bias=rows.get("pos_k_bias"),
             extra={key: tensors[name] for name, key in self._common_names(site.path) if name in tensors},
         )
 

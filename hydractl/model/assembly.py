@@ -92,17 +92,11 @@ class Assembly:
         """
         parameters = dict(network.named_parameters())
         state: dict[str, Tensor] = {}
-
-        for name in parameters:
-            if not self._is_attention(name):
-                stored_name = view.stored[name]
-                state[name] = self._reader.parameter(stored_name)
-
-        # All other entries of the state are buffers, such as the mean in a batch norm.
         for name in network.state_dict():
-            if name not in parameters:
-                stored_name = view.stored[name]
-                state[name] = self._reader.tensor(stored_name)
+            if name not in parameters:  # a buffer, such as the mean in a batch norm
+                state[name] = self._reader.tensor(view.stored[name])
+            elif not self._is_attention(name):
+                state[name] = self._reader.parameter(view.stored[name])
 
         # Not strict, because the attention blocks are left out.
         network.load_state_dict(state, strict=False, assign=True)

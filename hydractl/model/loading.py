@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -98,12 +97,6 @@ def build_model(
     return model
 
 
-@functools.cache
-def _slow_format(dtype: torch.dtype, device: str) -> str | None:
-    """Return the warning of :func:`hydractl.model.machine.slow_format`, which is measured once per process."""
-    return slow_format(dtype, torch.device(device))
-
-
 def load_source(
     source: Source,
     device: str = "auto",
@@ -124,8 +117,7 @@ def load_source(
     Returns:
         The model; its ``lineage`` is set to the digests of the checkpoints from which it was made.
     """
-    device_type = resolve_device(device).type
-    slow = _slow_format(resolve_dtype(dtype), device_type)
+    slow = slow_format(resolve_dtype(dtype), resolve_device(device))
     if slow is not None:
         warnings.warn(slow, stacklevel=4)
     for warning in source.warnings:

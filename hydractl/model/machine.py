@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,7 @@ def peak_macs_per_s(device: torch.device, dtype: torch.dtype) -> float | None:
     return size**3 / seconds
 
 
+@functools.cache  # measured once per process
 def slow_format(dtype: torch.dtype, device: torch.device) -> str | None:
     """Return a warning if a half-precision format was measured to be slower than float32 on this CPU; else None."""
     import torch

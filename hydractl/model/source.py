@@ -304,11 +304,8 @@ def open_sources(refs: Sequence[str | ModelRef], options: ModelOptions = _PLAIN)
         InputError: with the problems of all files; if there are none, with the problems of all other references.
         UsageError: for the first reference that cannot be parsed.
     """
-    indices_of_files: list[int] = []
-    indices_of_others: list[int] = []
-    for index, ref in enumerate(refs):
-        indices = indices_of_files if _must_be_file(str(ref)) else indices_of_others
-        indices.append(index)
+    indices_of_files = [index for index, ref in enumerate(refs) if _must_be_file(str(ref))]
+    indices_of_others = [index for index in range(len(refs)) if index not in indices_of_files]
 
     # Open all files, then all others; stop after the files if some of them cannot be opened.
     sources: dict[int, Source] = {}  # by the index of the reference

@@ -19,7 +19,7 @@ from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.start import with_drawn_head, with_new_head
 from tests import pico
-from tests.pico import HF, PAIRS, SMALL, close, inputs, logits, write_tokenizer
+from tests.pico import HF, SMALL, close, inputs, logits, write_inputs
 from tests.running import read_json, refused
 from tests.spread import marked_release
 
@@ -72,8 +72,7 @@ def stock_body(name: str) -> Any:
 def published_body(name: str, folder: Path) -> Path:
     variant = BODIES[name]
     stock_body(name).save_pretrained(folder)
-    if "vocab_size" in HF[variant][2]:
-        write_tokenizer(folder, pair_types=variant in PAIRS, roberta=HF[variant][2].get("pad_token_id") == 1)
+    write_inputs(folder, variant)
     return folder
 
 

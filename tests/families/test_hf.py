@@ -374,15 +374,10 @@ def test_pixels_are_those_of_the_library(variant: str, tmp_path: Path) -> None:
     close(model.member_logits(expected)[0], logits(stock(variant), expected))
 
 
-@pytest.mark.parametrize(("variant", "size"), {"hf-vit": 16, "hf-deit": 16, "hf-dinov2": 224}.items())
-def test_without_settings_the_default_of_the_architecture(variant: str, size: int, tmp_path: Path) -> None:
-    preprocess = open_source(str(published(variant, tmp_path))).description.preprocess
-    assert preprocess["input_size"] == [3, size, size]
-    assert preprocess["processor"]["image_processor_type"] == PROCESSORS[variant][0]
-
-
 def test_image_processors_that_do_not_fit(tmp_path: Path) -> None:
     folder = published("hf-vit", tmp_path)
+    (folder / "preprocessor_config.json").unlink()
+    assert "has no preprocessor_config.json" in refusal(folder).message
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
     assert refusal(folder).message == f"{folder} prepares images of 32x32, its model takes 16x16"
     rewrite(folder, {"image_processor_type": "ConvNextImageProcessor"}, "preprocessor_config.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,6 +28,14 @@ class Clock:
         seconds = size**3 / self.rates[str(dtype).removeprefix("torch.")]
         self.now += runs * seconds
         return seconds
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known_yet() -> Iterator[None]:
+    """What a test pretends to measure is kept for none of the others."""
+    slow_format.cache_clear()
+    yield
+    slow_format.cache_clear()
 
 
 @pytest.mark.parametrize("rate", [1e8, 2e10, 4e14])

