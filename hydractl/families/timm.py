@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, did_you_mean
 from hydractl.families import timm_eva, timm_relative, timm_torchvision
 from hydractl.families.base import (
     AttentionLayout,
@@ -170,7 +169,11 @@ class TimmViT(ModelFamily):
         """
         pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
-            raise InputError(f"timm {timm.__version__} has no model {name!r}", hint=_hint_at_similar_names(name))
+            near = did_you_mean(name.split(".")[0], timm.list_models(["vit_*", "deit*"]), cutoff=0.4)
+            raise InputError(
+                f"timm {timm.__version__} has no model {name!r}{near}",
+                hint="list them with: python -c 'import timm; print(timm.list_models())'",
+            )
         if not pretrained:
             return _draw_weights(name, arguments, seed)
         # timm would silently change pretrained weights that do not fit the arguments.
@@ -795,18 +798,6 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
         return None
     info = timm.data.ImageNetInfo(subset)
     return list(info.label_names())
-
-
-def _hint_at_similar_names(name: str) -> str:
-    """Return a hint with names of architectures that are similar to an unknown name."""
-    architecture = name.split(".")[0]
-    known_names = timm.list_models(["vit_*", "deit*"])
-    similar_names = [model_name for model_name in known_names if model_name.startswith(architecture)][:3]
-    if not similar_names:
-        similar_names = difflib.get_close_matches(architecture, known_names)
-    if similar_names:
-        return f"near names: {', '.join(similar_names)}"
-    return "list them with: python -c 'import timm; print(timm.list_models())'"
 
 
 FAMILY = TimmViT()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any, Protocol
@@ -43,26 +42,6 @@ activations in an order of their own, to save four operators of eight in such a 
 """
 
 
-@dataclass(frozen=True, eq=False)
-class CachedStack:
-    """The stack of one weight of all members, and what is needed to see whether it is still up to date.
-
-    There are two kinds. If the parameters are views of the stack (or the stack is a view of the one parameter that all
-    members share), writing to a parameter also changes the stack. Otherwise the stack is a copy.
-
-    Attributes:
-        stack: ``[M, ...]``.
-        addresses: the memory address of each member's parameter.
-        versions: for a copy, how often each parameter had been written to when it was copied; None for views.
-        sources: for a copy, the data it was made from. Holding them ensures that no other parameter gets their address.
-    """
-
-    stack: Tensor
-    addresses: list[int]
-    versions: list[int] | None = None
-    sources: Sequence[Tensor] = ()
-
-
 class StackCache:
     """Stacks one weight of all members to ``[M, ...]``, padded with zeros, and caches the result.
 
@@ -74,7 +53,7 @@ class StackCache:
         name: the name of the parameter in its owner, e.g. ``weight``.
         owners: for each member, the module that holds the parameter.
         parts: a function for each member that takes its part out of the parameter; None means all of it.
-        cached: the cached stack, or None; it may be out of date.
+        cached: the cached stack ``[M, ...]``, or None; it may be out of date.
     """
 
     def __init__(
@@ -83,7 +62,7 @@ class StackCache:
         self.name = name
         self.owners = owners
         self.parts = parts
-        self.cached: CachedStack | None = None
+        self.cached: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "cached": None}  # a copied or unpickled cache belongs to other parameters
@@ -111,21 +90,21 @@ class StackCache:
             return _expanded(weights)
         needs_gradients = torch.is_grad_enabled() and any(weight.requires_grad for weight in weights)
         if torch.compiler.is_compiling() and self.cached is not None and not needs_gradients:
-            return self.cached.stack
+            return self.cached
         return _stacked(weights, self.parts)
 
-    def make(self) -> CachedStack:
-        """Stack the parameters, cache the result in place of an earlier one, and return it."""
-        self.cached = _make_stack(self.parameters(), self.parts)
-        return self.cached
+    def make(self) -> tuple[Tensor, bool]:
+        """Stack the parameters, and cache the result in place of an earlier one; see :func:`_make_stack`."""
+        self.cached, is_copy = _make_stack(self.parameters(), self.parts)
+        return self.cached, is_copy
 
 
 _stacking_lock = threading.Lock()
 """Held while weights move to their place in a stack, so that only one of several threads moves them."""
 
 
-def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> CachedStack:
-    """Return the weights of all members in one tensor, the stack ``[M, ...]``, padded with zeros to one shape.
+def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Tensor]] | None) -> tuple[Tensor, bool]:
+    """Return the weights of all members as one tensor ``[M, ...]``, padded with zeros, and whether it is a copy.
 
     =======================================  ======================  ==================================
     the members' weights                     the stack               a later write to a parameter
@@ -143,7 +122,7 @@ def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Te
     with torch.inference_mode(False), torch.no_grad():
         # All members share one parameter: the stack is an expanded view of it.
         if parts is None and _are_one(weights):
-            return CachedStack(_expanded(weights), addresses_of(weights))
+            return _expanded(weights), False
 
         # Every member has a parameter of its own: move each into the stack. It becomes a view without the padding.
         stack = _stacked(weights, parts)
@@ -152,11 +131,10 @@ def _make_stack(weights: Sequence[Tensor], parts: Sequence[Callable[[Tensor], Te
             for weight, padded_weight in zip(weights, stack, strict=True):
                 without_padding = tuple(slice(size) for size in weight.shape)
                 weight.data = padded_weight[without_padding]
-            return CachedStack(stack, addresses_of(weights))
+            return stack, False
 
-        # Members take only parts of parameters, or some of them share one: the stack is a copy.
-        sources = [weight.detach() for weight in weights]
-        return CachedStack(stack, addresses_of(weights), versions_of(weights), sources)
+        # Members take only parts of parameters, or some of them share one.
+        return stack, True
 
 
 def _are_one(weights: Sequence[Tensor]) -> bool:
@@ -346,7 +324,7 @@ class _StackSnapshot:
 
         # One entry per stack: its cache, and the stack that the cache held.
         self._caches: list[StackCache] = []
-        self._stacks: list[CachedStack] = []
+        self._stacks: list[Tensor] = []
 
         # One entry per parameter: its owner's parameters by name, its name, the parameter itself, and its address.
         self._owners: list[dict[str, nn.Parameter | None]] = []
@@ -354,25 +332,28 @@ class _StackSnapshot:
         self._parameters: list[Tensor] = []
         self._addresses: list[int] = []
 
-        # One entry per parameter that was copied to a stack: the parameter, and how often it had been written to.
+        # One entry per parameter that was copied to a stack: the parameter, how often it had been written to, and its
+        # data. Holding these ensures that no other data get their address.
         self._copied: list[Tensor] = []
         self._versions: list[int] = []
+        self._data: list[Tensor] = []
 
     def stack_of(self, cache: StackCache) -> Tensor:
         """Make the stack of a cache, and record everything that :meth:`is_current` compares of it."""
         parameters = cache.parameters()
-        cached = cache.make()
+        stack, is_copy = cache.make()
         self._caches.append(cache)
-        self._stacks.append(cached)
+        self._stacks.append(stack)
         for owner in cache.owners:
             self._owners.append(owner._parameters)
             self._names.append(cache.name)
         self._parameters += parameters
-        self._addresses += cached.addresses
-        if cached.versions is not None:  # a copy does not see what is written to its parameters
+        self._addresses += addresses_of(parameters)
+        if is_copy:  # it does not see what is written to the parameters
             self._copied += parameters
-            self._versions += cached.versions
-        return cached.stack
+            self._versions += versions_of(parameters)
+            self._data += [parameter.detach() for parameter in parameters]
+        return stack
 
     def is_current(self) -> bool:
         """Return whether all stacks are still cached and up to date."""

@@ -143,6 +143,8 @@ class EditedHeads:
         self.family = family
         self.present = present
         self.edit = edit
+        # The site that was read last, and its edited tensors. Those of one site are read one after another.
+        self._cached: tuple[Site, Mapping[str, Tensor]] | None = None
         names = source.names()
 
         # For each tensor of an attention block: its site, and its dtype and shape after the edit.
@@ -157,9 +159,6 @@ class EditedHeads:
             for name, tensor in edited.items():
                 self._site_of[name] = site
                 self._infos[name] = tensor_info(tensor)
-
-        # The path of the site that was read last, and its edited tensors.
-        self._cached: tuple[str, Mapping[str, Tensor]] | None = None
 
     def _edit_site(self, site: Site, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all tensors of a site after the edit."""
@@ -183,25 +182,12 @@ class EditedHeads:
         site = self._site_of.get(name)
         if site is None:  # the tensor belongs to no attention block
             return self.source.read(name)
-        return self._read_site(site)[name]
-
-    def _read_site(self, site: Site) -> Mapping[str, Tensor]:
-        """Return the tensors of a site after the edit; also keep them, in place of those of the last site.
-
-        The tensors of one site are read one after another, so it is enough to keep one site in memory.
-        """
-        # The same site as last time.
-        if self._cached is not None:
-            cached_path, cached_tensors = self._cached
-            if cached_path == site.path:
-                return cached_tensors
-
-        # Another one: read its tensors, and edit them together, because an edit moves heads of all of them.
-        names = [name for name, site_of_name in self._site_of.items() if site_of_name.path == site.path]
-        tensors = {name: self.source.read(name) for name in names}
-        edited = self._edit_site(site, tensors)
-        self._cached = (site.path, edited)
-        return edited
+        # An edit moves heads of all tensors of the site together.
+        if self._cached is None or self._cached[0] != site:
+            names = [other for other, site_of_other in self._site_of.items() if site_of_other == site]
+            tensors = {other: self.source.read(other) for other in names}
+            self._cached = (site, self._edit_site(site, tensors))
+        return self._cached[1][name]
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
         """Return some elements of one tensor after the edit, in storage order."""

@@ -215,7 +215,7 @@ def test_weights_that_are_drawn_began_as_none(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "options", "kind", "message", "hint"),
     [
-        ("ViT-B-23", {}, InputError, "has no architecture 'ViT-B-23'", "near names: ViT-B-32"),
+        ("ViT-B-23", {}, InputError, "has no architecture 'ViT-B-23'; did you mean ViT-B-32?", "list them"),
         ("zzz", {"pretrained": False}, InputError, "has no architecture 'zzz'", "list them with: "),
         ("ViT-B-32", {}, InputError, "open_clip:ViT-B-32 does not say which weights", "laion2b_s34b_b79k"),
         ("ViT-B-32/laion", {}, InputError, "open_clip:ViT-B-32 has no weights 'laion'", "laion2b_s34b_b79k"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from open_clip.constants import HF_CONFIG_NAME as CONFIG
 from open_clip.constants import HF_SAFE_WEIGHTS_NAME as WEIGHTS
 from torch import Tensor, nn
 
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, did_you_mean
 from hydractl.families import timm
 from hydractl.families.base import AttentionLayout, ImageFormat, LoadedModel, ModelFamily, Stages
 from hydractl.families.config_json import LibraryConfig, Preprocessing, object_in, object_or_empty
@@ -416,18 +415,16 @@ def _known_config(arch: str) -> dict[str, object]:
     """Return the configuration of one of open_clip's architectures.
 
     Raises:
-        InputError: if the name is unknown; the hint has up to 5 similar names.
+        InputError: if the name is unknown.
     """
     # Names are compared in lower case: "vit-b-32" is near "ViT-B-32".
-    known_names = open_clip.list_models()
-    if arch not in known_names:
-        name_by_lower = {name.lower(): name for name in known_names}
-        close_matches = difflib.get_close_matches(arch.lower(), name_by_lower, 5)
-        similar_names = [name_by_lower[match] for match in close_matches]
-        hint = "list them with: python -c 'import open_clip; print(open_clip.list_models())'"
-        if similar_names:
-            hint = f"near names: {', '.join(similar_names)}"
-        raise InputError(f"open_clip {open_clip.__version__} has no architecture {arch!r}", hint=hint)
+    name_by_lower = {name.lower(): name for name in open_clip.list_models()}
+    if arch not in name_by_lower.values():
+        near = did_you_mean(arch.lower(), name_by_lower, written=name_by_lower.__getitem__)
+        raise InputError(
+            f"open_clip {open_clip.__version__} has no architecture {arch!r}{near}",
+            hint="list them with: python -c 'import open_clip; print(open_clip.list_models())'",
+        )
     return open_clip.get_model_config(arch)
 
 
