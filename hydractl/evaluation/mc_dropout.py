@@ -4,8 +4,7 @@ Source: Gal and Ghahramani 2016, "Dropout as a Bayesian approximation", section 
 
 Dropout acts where ``finetune --dropout P`` trains with it: after the positions (or embeddings), after attention and in
 the MLP of each block, and before the classifier unless the configuration has a separate rate for it. Attention weights
-are never dropped. For a library without dropout layers (open_clip), one layer after attention and one after the MLP are
-added to each block of the image tower. The prompts of a zero-shot model are read once, without dropout.
+are never dropped. CLIPs have no dropout layers, so they are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 from hydractl.errors import UsageError
 from hydractl.model.attention import HeadAttention
-from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source
 from hydractl.training.start import with_dropout
 
@@ -35,15 +33,11 @@ _MARK = 0.123456789
 
 
 def with_layers(source: Source) -> Source:
-    """Return the model with the marking dropout rate in its configuration, if its library has dropout layers.
-
-    For other libraries the layers are added later, and the model is returned unchanged.
+    """Return the model with the marking dropout rate in its configuration.
 
     Raises:
         UsageError: if the model can have no dropout.
     """
-    if source.family.adds_dropout:
-        return source
     try:
         return with_dropout(source, _MARK)
     except UsageError as error:
@@ -67,20 +61,14 @@ class MCDropout:
         self._passes = passes
         self._seed = seed
         self._device = next(model.parameters()).device
-        # List the models first, because the loop adds modules to them.
-        models = [module for module in model.modules() if isinstance(module, HydraModel)]
-        for one_model in models:
-            if one_model.family.adds_dropout:
-                # All members run through the blocks of the first network.
-                one_model.family.add_dropout(one_model.networks[0], _MARK)
-            # Turn on all layers with the marking rate, and give them the rate p.
-            for module in one_model.modules():
-                if isinstance(module, nn.Dropout) and module.p == _MARK:
-                    module.p = p
-                    module.train()
-                elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
-                    module.output_dropout = p
-                    module.drops = True
+        # Turn on all layers with the marking rate, and give them the rate p.
+        for module in model.modules():
+            if isinstance(module, nn.Dropout) and module.p == _MARK:
+                module.p = p
+                module.train()
+            elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
+                module.output_dropout = p
+                module.drops = True
 
     def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
         """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.

@@ -634,13 +634,6 @@ class ModelFamily(ABC):
     turns_images: bool = False
     """Whether the library turns images as their EXIF orientation says."""
 
-    adds_dropout: bool = False
-    """Whether the library has no dropout layers, so that :meth:`add_dropout` has to put them into a model."""
-
-    def add_dropout(self, model: nn.Module, rate: float) -> None:
-        """Add dropout after the attention and after the MLP of each block that reads samples; it starts turned off."""
-        raise UsageError(f"--mc-dropout: {self.name} models have no dropout")
-
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:

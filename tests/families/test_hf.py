@@ -32,6 +32,7 @@ from tests.pico import (
     published,
     same_tensors,
     stock,
+    write_inputs,
     write_tokenizer,
     zero_columns,
 )
@@ -458,8 +459,7 @@ def test_a_checkpoint_needs_nothing_beside_it(here: Path, capsys: pytest.Capture
 
 def sharded(variant: str, folder: Path) -> Path:
     stock(variant).half().save_pretrained(folder, max_shard_size="10KB")
-    if variant in TEXT:
-        write_tokenizer(folder)
+    write_inputs(folder, variant)
     return folder
 
 

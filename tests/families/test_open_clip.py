@@ -267,21 +267,6 @@ def test_a_folder_of_pickles_is_refused_with_the_way_to_convert_it(tmp_path: Pat
     assert same_tensors(tensors_of(loaded.tensors), pico_clip().state_dict())
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("variant", ["siglip", "eva-tower"])
-def test_dropout_in_the_blocks_of_a_tower_of_timm(variant: str) -> None:
-    model, images = pico_clip(variant), clip_images(variant)
-    before = model.encode_image(images)
-    FAMILY.add_dropout(model, 0.5)
-    assert torch.equal(model.encode_image(images), before), "off until turned on"
-    added = [
-        module for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout) and module.p == 0.5
-    ]
-    assert len(added) == 4 and not any(module.training for module in added)
-    added[0].train()
-    assert not torch.allclose(model.encode_image(images), before)
-
-
 @timm.models.register_model
 def swin_pico(pretrained: bool = False, **kwargs: Any) -> Any:
     given = {key: value for key, value in kwargs.items() if key in ("num_classes", "global_pool")}

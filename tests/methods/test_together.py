@@ -24,7 +24,7 @@ from hydractl.training.loop import Training, TrainingContext
 from hydractl.training.members import MemberMaker, Together
 from tests.calls import training_request
 from tests.image_data import write_images
-from tests.pico import images, inputs, mask_of, prune_source, shared_stock, source_of, stock, write_tokenizer
+from tests.pico import images, mask_of, prune_source, shared_stock, source_of, stock
 from tests.running import answer, quiet, run, stopped_after
 from tests.spread import marked_long, marked_release
 from tests.training.test_loop import SIZE, batches, sample, settings, training_data
@@ -99,22 +99,6 @@ def train_alone(member: nn.Module, optimizer: str) -> None:
         steps.step()
 
 
-def test_a_packed_text_classifier(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-             "intermediate_size": 48, "max_position_embeddings": 20}  # fmt: skip
-    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    model = together(replace(open_source(str(tmp_path)), drawn_by=3), "packed:3,2")
-    narrow = BertForSequenceClassification(
-        BertConfig(**{**sizes, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32})
-    ).eval()
-    for member, state in enumerate(state_of(model)):
-        narrow.load_state_dict(state)
-        assert near(model.member_logits(inputs("bert"))[member], narrow(**inputs("bert")).logits)
-
-
 def test_what_cannot_be_packed_is_told() -> None:
     source = source_of(stock("class-token"), "class-token")
     pruned = prune_source(source, mask_of(source, [[0, 2], [1], [1]]))
@@ -123,6 +107,7 @@ def test_what_cannot_be_packed_is_told() -> None:
         (replace(source, drawn_by=None), "3,2", "draws narrow networks anew"),
         (pruned, "3,2", "lost heads"),
         (source_of(stock("swin"), "swin"), "3,2", "unknown"),
+        (replace(source_of(stock("bert"), "bert"), drawn_by=3), "3,2", "unknown"),
     ):
         with pytest.raises(UsageError, match=complaint):
             make_method(f"packed:{value}").sources(model, 0)

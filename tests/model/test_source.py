@@ -256,8 +256,8 @@ def test_a_name_says_how_images_are_cropped() -> None:
 
 
 def test_names_that_timm_does_not_know() -> None:
-    error = refusal("timm:vit_tinny?pretrained=0")
-    assert error.message == f"timm {timm.__version__} has no model 'vit_tinny'"
+    error = refusal("timm:nothing_of_the_kind?pretrained=0")
+    assert error.message == f"timm {timm.__version__} has no model 'nothing_of_the_kind'"
     assert error.hint == "list them with: python -c 'import timm; print(timm.list_models())'"
     assert "; did you mean vit_tiny_" in refusal("timm:vit_tiny?pretrained=0").message
     assert "; did you mean vit_tiny_patch16_224?" in refusal("timm:vit_tinny_patch16_224").message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,6 @@ _OTHER_FILES = (
     *("model.safetensors.index.json", "model-*-of-*.safetensors"),
 )
 _LAYER = r"\w+\.(encoder\.layers?|transformer\.layer|layers|h)\.\d+\."
-# The names that configurations use for the width, the number of heads and the width of the MLP.
-_WIDTHS = (("hidden_size", "num_attention_heads", "intermediate_size"), ("dim", "n_heads", "hidden_dim"))
 _NORM = (
     "((sa_|output_)?layer_?norm(_before|_after|1|2)?|norm1|norm2|attn_norm|mlp_norm|input_layernorm|"
     r"post_attention_layernorm|pre_feedforward_layernorm|post_feedforward_layernorm|ln_1|ln_2)"
@@ -501,26 +498,6 @@ class HFEncoder(ModelFamily):
             changed.pop(key, None)
         changed["num_labels"] = classes
         return changed
-
-    def narrowed(self, config: LibraryConfig, share: Fraction) -> LibraryConfig | None:
-        """Return the configuration with width, heads, heads of keys and MLP multiplied by ``share``.
-
-        None means that the configuration does not have these entries, or that transformers cannot build the model.
-        """
-        # Architectures name these entries in different ways; take the first way of which all entries are there.
-        known_names = [names for names in _WIDTHS if set(names) <= set(config)]
-        if not known_names:
-            return None
-        narrow = dict(config)
-        for name in (*known_names[0], "num_key_value_heads"):
-            if config.get(name):
-                size: Any = config[name]
-                narrow[name] = int(size * share)
-        try:
-            self.sites(narrow)
-        except (InputError, ArithmeticError):  # e.g. the width is not a multiple of the number of heads
-            return None
-        return narrow
 
     def with_dropout(self, config: LibraryConfig, rate: float) -> LibraryConfig:
         """Return the configuration with the dropout rate under the model's own name for it; GPT-2 has two names."""

@@ -379,25 +379,6 @@ class OpenClip(ModelFamily):
             with torch.no_grad():
                 model.logit_scale.clamp_(0, math.log(100))
 
-    # --- MC dropout ---------------------------------------------------------------------------------------------------
-
-    adds_dropout = True
-
-    def add_dropout(self, model: Any, rate: float) -> None:
-        """Add dropout after the attention and after the MLP of each block in the image tower, in place, turned off.
-
-        It comes right before the outputs of attention and MLP are added to the residual stream: after ``ls_1`` and
-        ``ls_2``, or in a timm model after ``drop_path1`` and ``drop_path2``.
-        """
-        tower = visual_stages(model)
-        is_timm_model = tower.stem_prefixes[0].startswith(TRUNK)
-        names = ("drop_path1", "drop_path2") if is_timm_model else ("ls_1", "ls_2")
-        for path in tower.block_paths:
-            block = model.get_submodule(path)
-            for name in names:
-                module = getattr(block, name)
-                setattr(block, name, nn.Sequential(module, nn.Dropout(rate).eval()))
-
 
 def _holds_weights_of_another_library(folder: Path) -> bool:
     """Return whether a folder has weights, but none by a name of open_clip."""

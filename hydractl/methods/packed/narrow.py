@@ -64,7 +64,7 @@ class Packed(MemberMaker):
         if config is None:
             raise UsageError(
                 f"--ensemble packed: a {description.arch} of {share} of the width is unknown",
-                hint="packed are the ViTs of timm and the encoders of transformers whose layers all have the width",
+                hint="packed are the ViTs of timm",
             )
 
         # Every size must be exactly the wanted share of the wide size, so a size that is not whole is an error.
