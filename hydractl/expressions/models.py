@@ -51,7 +51,7 @@ class ModelRef:
     def split(self) -> tuple[str | None, Sequence[ModelRef]]:
         """Return the name in ``NAME=A+B`` (None without one), and a reference to each member A, B of the ensemble.
 
-        Names of existing files are never split, so they may contain ``=`` and ``+``.
+        The name of an existing file is never split, so it may contain ``=`` and ``+``.
 
         Raises:
             UsageError: if a member is empty, as in ``a.st++b.st``.
@@ -63,36 +63,17 @@ class ModelRef:
             return None, [self]
 
         # A text. A name ends at the first '='. But a '/', ':' or '?' before it means that the '=' belongs to a path or
-        # to an option of a reference.
+        # to an option of a reference. os.path.exists, because pathlib's raises an error for a name that is too long.
         name: str | None = None
-        refs = _split_at_plus(self.text)
-        before_equals, equals, after_equals = self.text.partition("=")
+        members = self.text
+        first_member, _, _ = members.partition("+")
+        before_equals, equals, after_equals = members.partition("=")
         is_part_of_reference = any(character in before_equals for character in "/:?")
-        is_name = before_equals and not is_part_of_reference
-        if equals and is_name and not os.path.exists(refs[0]):
+        is_file = os.path.exists(members) or os.path.exists(first_member)
+        if equals and before_equals and not is_part_of_reference and not is_file:
             name = before_equals
-            refs = _split_at_plus(after_equals)
+            members = after_equals
+        refs = [members] if os.path.exists(members) else members.split("+")
         if not all(refs):
             raise UsageError(f"empty member in MODEL {self.text!r}", hint="write NAME=a.st+b.st+c.st")
         return name, [ModelRef(ref) for ref in refs]
-
-
-def _split_at_plus(text: str) -> list[str]:
-    """Return the parts of a text between ``+`` signs, without splitting the name of an existing file.
-
-    ``a+b.st+c.st`` gives ``["a+b.st", "c.st"]`` if there is a file ``a+b.st``, else ``["a", "b.st", "c.st"]``. Of
-    several files that begin at the same place, the one with the longest name counts.
-    """
-    pieces = text.split("+")
-    refs = []
-    while pieces:
-        # Take the most pieces that together are the name of a file, or a single piece if there is no such file.
-        count = len(pieces)
-        ref = "+".join(pieces)
-        # os.path.exists, here and above, because pathlib's raises an error for a name that is too long.
-        while count > 1 and not os.path.exists(ref):
-            count -= 1
-            ref = "+".join(pieces[:count])
-        refs.append(ref)
-        pieces = pieces[count:]
-    return refs

@@ -92,10 +92,9 @@ SPLIT = {
     # files of these names exist
     "lr=0.1.st": (None, ["lr=0.1.st"]),
     "a.st+lr=0.1.st": (None, ["a.st", "lr=0.1.st"]),
-    "n=lr=0.1.st+x+y.st+a.st": ("n", ["lr=0.1.st", "x+y.st", "a.st"]),
+    "n=lr=0.1.st+a.st": ("n", ["lr=0.1.st", "a.st"]),
     "x+y.st": (None, ["x+y.st"]),
-    "x+y.st+x+y.st": (None, ["x+y.st", "x+y.st"]),
-    "a.st+b.st+c.st": (None, ["a.st+b.st", "c.st"]),  # the longest existing name counts
+    "n=x+y.st": ("n", ["x+y.st"]),
     "n=x+z.st": ("n", ["x", "z.st"]),
 }
 
@@ -108,7 +107,7 @@ def split(text: str) -> tuple[str | None, list[str]]:
 
 @pytest.mark.parametrize("text", list(SPLIT))
 def test_splitting_a_model(text: str, here: Path) -> None:
-    for name in ("a.st", "b.st", "lr=0.1.st", "x+y.st", *(["a.st+b.st"] if text.endswith("c.st") else [])):
+    for name in ("a.st", "b.st", "lr=0.1.st", "x+y.st"):
         Path(name).touch()
     assert split(text) == SPLIT[text]
 
