@@ -95,7 +95,7 @@ def line_by_line(plan: Plan) -> None:
     """Write a line for each sample."""
     (model,) = plan.models
     assert isinstance(model, RunningModel)
-    with open(os.devnull, "w", encoding="utf-8") as handle:
+    with open(os.devnull, "wb") as handle:
         for one in plan.sets:
             assert one.dataset is not None
             for window in predicted_windows(model, one.dataset):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -17,22 +18,21 @@ from hydractl.model.detection import TrainingFeatures
 
 
 @dataclass
-class _KeptBatches:
-    """Data sets that were read completely.
+class _Kept:
+    """What was read or computed of data sets.
 
     Attributes:
-        room: the number of bytes that may still be kept; a set that needs more is read again each time.
-        sets: the batches of each set, by a text that describes the set and how it was read.
-        features: the features of training data, by a text that describes the model, the data and how it ran.
+        room: the number of bytes that may still be kept.
+        values: the batches of sets that were read completely, and features of training data, by a text that describes
+            the set, the model and how it was read.
     """
 
     room: int
-    sets: dict[str, list[Batch]] = field(default_factory=dict)
-    features: dict[str, TrainingFeatures] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
 
-_KEPT: ContextVar[_KeptBatches | None] = ContextVar("_KEPT", default=None)
-"""The batches that :func:`keeping_batches` keeps, separately in every thread; None outside of it."""
+_KEPT: ContextVar[_Kept | None] = ContextVar("_KEPT", default=None)
+"""What :func:`keeping_batches` keeps, separately in every thread; None outside of it."""
 
 
 @contextmanager
@@ -40,27 +40,27 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
     """Keep data sets in memory while the block lasts, once they were read completely.
 
     Args:
-        most_bytes: the most bytes to keep; sets that do not fit any more are not kept.
+        most_bytes: the most bytes to keep; sets that do not fit any more are read again each time.
     """
-    token = _KEPT.set(_KeptBatches(most_bytes))
+    token = _KEPT.set(_Kept(most_bytes))
     try:
         yield
     finally:
         _KEPT.reset(token)
 
 
-def kept_features() -> dict[str, TrainingFeatures] | None:
-    """Return the features of training data that are kept while a block of :func:`keeping_batches` lasts, else None."""
+def kept_values() -> Mapping[str, Any] | None:
+    """Return what is kept by its key while a block of :func:`keeping_batches` lasts, else None."""
     memory = _KEPT.get()
-    return None if memory is None else memory.features
+    return None if memory is None else memory.values
 
 
-def keep_features(key: str, features: TrainingFeatures) -> None:
-    """Keep features of training data while that block lasts, if there is room; sums of all layers may be large."""
+def keep(key: str, value: list[Batch] | TrainingFeatures, size: int) -> None:
+    """Keep a value of so many bytes while that block lasts, if there is room; sums of all layers may be large."""
     memory = _KEPT.get()
-    if memory is not None and features.nbytes <= memory.room:
-        memory.features[key] = features
-        memory.room -= features.nbytes
+    if memory is not None and size <= memory.room:
+        memory.values[key] = value
+        memory.room -= size
 
 
 def read_batches(
@@ -95,8 +95,8 @@ def read_batches(
 
     # Two models get the same batches if all of these are equal.
     key = canonical_json({"set": dataset.fingerprint, "preprocess": dict(preprocess), "batch_size": batch_size})
-    if key in memory.sets:
-        yield from memory.sets[key]
+    if key in memory.values:
+        yield from memory.values[key]
         return
 
     # Collect the batches while they are read. If they become too large, collect none of them.
@@ -116,5 +116,4 @@ def read_batches(
     # became too large.
     collected_samples = sum(len(batch.indices) for batch in collected)
     if collected_samples == len(dataset):
-        memory.sets[key] = collected
-        memory.room -= collected_bytes
+        keep(key, collected, collected_bytes)

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from hydractl.evaluation.options import EvalOptions
+from hydractl.evaluation.predictions.lines import log_what_resumes
 from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
-from hydractl.evaluation.predictions.unfinished import log_what_resumes
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
 from hydractl.evaluation.sets import TRAIN, EvalSet, only

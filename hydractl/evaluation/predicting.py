@@ -13,7 +13,6 @@ from hydractl.data import Dataset
 from hydractl.data.base import MOST_LISTED
 from hydractl.data.batching import longest_first
 from hydractl.evaluation.gathering import check_finite_batch
-from hydractl.evaluation.predictions.lines import CUT, FLAG
 from hydractl.evaluation.providers.running import RunningModel, models_of
 from hydractl.evaluation.sets import ID, EvalSet
 from hydractl.files.predict_answer import (
@@ -29,6 +28,11 @@ from hydractl.model.prediction import Prediction, prediction_of
 
 PredictionRow = dict[str, Any]
 """The line of one sample in the output: its fields by name."""
+
+FLAG = "is_ood"
+"""An additional field of a line, if there is a threshold."""
+CUT = "cut"
+"""An additional field of texts: whether the model does not read the end of it."""
 
 WINDOW_BATCHES = 16
 """The number of batches in a window of texts. Texts are sorted by length within a window, so that little is padded."""

@@ -141,7 +141,7 @@ class Samples(_Sorted):
 
     def sorted_by(self, order: Order) -> ByConfidence:
         """Return the samples in an order."""
-        _, in_order = self.places_and_sorted(order)
+        _, in_order = self.orders[order]
         return in_order
 
     @cached_property
@@ -149,21 +149,18 @@ class Samples(_Sorted):
         """The index of each sample's bin of equal width, [N]."""
         return bin_of(self.confidence)
 
-    def places_and_sorted(self, order: Order) -> tuple[NDArray[np.int64], ByConfidence]:
-        """Return the indices [N] that sort the samples, and the samples in that order.
-
-        The three orders are sorted at the first call for each, and kept, as every resample needs them again.
-        """
-        if order not in self._sorted:
-            keys = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
-            places = np.argsort(keys[order], kind="stable")
-            self._sorted[order] = places, ByConfidence(self.confidence[places], self.correct[places])
-        return self._sorted[order]
-
     @cached_property
-    def _sorted(self) -> dict[Order, tuple[NDArray[np.int64], ByConfidence]]:
-        """The cache of :meth:`places_and_sorted`."""
-        return {}
+    def orders(self) -> dict[Order, tuple[NDArray[np.int64], ByConfidence]]:
+        """For each order, the indices [N] that sort the samples, and the samples in that order.
+
+        They are kept, as every resample needs them again.
+        """
+        keys: dict[Order, NDArray[Any]] = {"rising": self.confidence, "falling": -self.confidence, "bins": self.bins}
+        orders = {}
+        for order, key in keys.items():
+            places = np.argsort(key, kind="stable")
+            orders[order] = places, ByConfidence(self.confidence[places], self.correct[places])
+        return orders
 
 
 class Resample(_Sorted):
@@ -209,7 +206,7 @@ class Resample(_Sorted):
         """Return the drawn samples in an order."""
         # Nothing is sorted here: repeat each sample of the sorted data as often as it is drawn. Confidences 0.2, 0.5,
         # 0.9 that are drawn 2, 0 and 1 times become 0.2, 0.2, 0.9.
-        places, (confidence, correct) = self.samples.places_and_sorted(order)
+        places, (confidence, correct) = self.samples.orders[order]
         counts_in_order = self.counts[places]
         drawn_confidence = np.repeat(confidence, counts_in_order)
         drawn_correct = np.repeat(correct, counts_in_order)

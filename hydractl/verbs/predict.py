@@ -23,14 +23,13 @@ from hydractl.distributed import alone
 from hydractl.errors import InputError, Interrupted, UsageError
 from hydractl.evaluation.options import PredictOptions
 from hydractl.evaluation.predicting import (
+    FLAG,
     PredictionRow,
     PredictionTally,
     Window,
     predicted_windows,
 )
-from hydractl.evaluation.predictions.lines import FLAG, write_rows
-from hydractl.evaluation.predictions.reading import is_predictions
-from hydractl.evaluation.predictions.unfinished import continued, log_what_resumes
+from hydractl.evaluation.predictions.lines import continued, log_what_resumes, write_rows
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.files.atomic import Output, check_outputs, json_path, write_json
 from hydractl.files.predict_answer import (
@@ -127,13 +126,11 @@ def _plan(call: Call) -> _Plan:
     lines = json_path(values["output"])
     report = json_path(values["report"])
 
-    # The model: a single one that is no predictions file, and whose classes have names.
+    # The model: a single one, whose classes have names.
     ref, *inputs = values["model"]
     _, members = ref.split()
     if len(members) > 1:
         raise UsageError(f"predict runs one model, and {ref} is several", hint="fuse them: hydractl fuse")
-    if is_predictions(members[0].text):
-        raise UsageError(f"{ref} is a predictions file", hint="give the model")
     (argument,) = find_models([ref], opening)
     (source,) = argument.sources
     name = argument.name

@@ -1,23 +1,29 @@
-"""Writes predictions with one line or row for each sample: ``.jsonl``, or ``.csv`` with a header."""
+"""Writes predictions with one line or row for each sample, and keeps those of an unfinished run to resume it.
+
+What is written is ``.jsonl``, or ``.csv`` with a header. The unfinished file has lines of JSON. The first line
+describes the run, ``{"schema": "hydractl.predict-part/1", "fingerprint": {...}}``. Then comes one line for each window
+of samples with its predictions. If a run was killed while it wrote a line, the incomplete line is dropped. Lines are
+read one after another, never all at once.
+"""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from hydractl.files.atomic import Output
+from hydractl.errors import InputError
+from hydractl.evaluation.predicting import Window
+from hydractl.files.atomic import Output, open_own, storing
+from hydractl.jsonio import differences, parse_json
+from hydractl.log import Log
 
-LineValue = str | int | float | None
-
-FLAG = "is_ood"
-"""An additional field, if there is a threshold."""
-CUT = "cut"
-"""An additional field of texts: whether the model does not read the end of it."""
-
+SCHEMA = "hydractl.predict-part/1"
+_BEGIN_ANEW = "leave --resume out to begin anew"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 
@@ -34,14 +40,14 @@ def write_rows(output: Output, rows: Iterable[Mapping[str, object]]) -> Path:
         if output.path.suffix.lower() == ".csv":
             _write_csv(handle, rows)
         else:
-            for row in rows:
-                handle.write(json_line(row).encode("utf-8"))
+            handle.writelines(map(json_line, rows))
     return output.commit()
 
 
-def json_line(row: Mapping[str, object]) -> str:
-    """Return a row as one line of JSON, including the line break."""
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+def json_line(record: Mapping[str, object]) -> bytes:
+    """Return an object as one line of JSON, including the line break."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogateescape") + b"\n"
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -> None:
@@ -49,11 +55,11 @@ def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -> None:
     writer = csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n")
     for place, row in enumerate(rows):
         if place == 0:
-            writer.writerow(row.keys())
-        writer.writerow([_cell(value) for value in row.values()])
+            writer.writerow(row)
+        writer.writerow(map(_cell, row.values()))
 
 
-def _cell(value: Any) -> LineValue:
+def _cell(value: Any) -> Any:
     """Return a value as it is safe in a CSV file that a spreadsheet may open.
 
     A list becomes JSON. A text that a spreadsheet would read as a formula gets a leading ``'``, and control characters
@@ -64,6 +70,85 @@ def _cell(value: Any) -> LineValue:
     if not isinstance(value, str):
         return value
     printable = value.translate(_CONTROLS)
-    if value.startswith(_FORMULA):
-        return "'" + printable
-    return printable
+    return f"'{printable}" if value.startswith(_FORMULA) else printable
+
+
+# --- unfinished runs --------------------------------------------------------------------------------------------------
+
+
+def log_what_resumes(output: Output, log: Log, *, resume: bool) -> None:
+    """Say that there is nothing to resume, or that an unfinished file is not resumed."""
+    exists = output.unfinished.exists()
+    if resume and not exists:
+        log.info(f"nothing to resume: {output.path} is begun")
+    elif exists and not resume:
+        log.info(f"an unfinished {output.unfinished} is begun anew; --resume would have gone on with it")
+
+
+def continued(
+    path: Path, fingerprint: Mapping[str, object], predict: Callable[[int], Iterator[Window]], *, resume: bool
+) -> Iterator[Window]:
+    """Yield the windows that a file holds, then those that a function predicts, each after it was appended to the file.
+
+    The caller must hold the lock of the output to which the file belongs. A file without any window is removed.
+
+    Args:
+        path: the file.
+        fingerprint: all settings that decide the predictions, as a flat object of JSON values.
+        predict: returns the windows from the index of a sample on.
+        resume: whether to continue an existing file; otherwise it is emptied.
+
+    Raises:
+        InputError: with ``resume``, if the file belongs to another run, or is broken before its last line.
+        OutputError, StorageError: if the file cannot be written.
+    """
+    with storing(path):
+        file = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by the next block
+    with file:
+        # What a stopped run has predicted.
+        stop = 0  # the index of the first sample without a prediction
+        complete_bytes = 0  # of all complete lines
+        file.seek(0)
+        for number, line in enumerate(file if resume else (), start=1):
+            if not line.endswith(b"\n"):  # the run was killed while it wrote this line
+                break
+            record = parse_json(line, f"line {number} of {path}")
+            if number == 1:
+                _check_same_run(record, fingerprint, path)
+            elif not isinstance(record, dict) or set(record) != set(Window._fields):
+                raise InputError(f"line {number} of {path} is broken", hint=_BEGIN_ANEW)
+            else:
+                window = Window(**record)
+                stop = window.stop
+                yield window
+            complete_bytes += len(line)
+
+        # All other windows. The first line of a new file is written with its first window.
+        with storing(path):
+            file.truncate(complete_bytes)
+        lines = b"" if complete_bytes else json_line({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
+        try:
+            for window in predict(stop):
+                with storing(path):
+                    file.write(lines + json_line(window._asdict()))
+                    file.flush()
+                lines = b""
+                yield window
+        finally:
+            if not os.fstat(file.fileno()).st_size:
+                path.unlink(missing_ok=True)
+
+
+def _check_same_run(first_record: Any, fingerprint: Mapping[str, object], path: Path) -> None:
+    """Raise an error unless the first line of a file describes this run.
+
+    Raises:
+        InputError: with all differences in the settings, or because it is a file of something else.
+    """
+    stored = first_record.get("fingerprint") if isinstance(first_record, dict) else None
+    if not isinstance(stored, dict) or first_record.get("schema") != SCHEMA:
+        raise InputError(f"{path} is no unfinished file of predict", hint=_BEGIN_ANEW)
+    problems = differences(stored, fingerprint, "in the file")
+    if problems:
+        hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
+        raise InputError(f"{path} is of another run", hint=hint, problems=problems)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from hydractl.evaluation.predictions.store import (
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
 from hydractl.files.checkpoint import FileTensors
-from hydractl.files.header import Header, read_header
+from hydractl.files.header import read_header
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
 from hydractl.model.prediction import Chosen
@@ -160,13 +161,16 @@ def read_predictions(path: str | Path) -> Predictions:
     model = record.model
 
     # Check each data set and, if all are right, the data sets together.
-    sets, problems = _read_sets(record.sets, header, tensors, model.feature_scores or ())
+    sets = []
+    problems = []
+    for index, entry in enumerate(record.sets):
+        try:
+            sets.append(_read_set(entry, index, tensors, model.feature_scores or ()))
+        except InputError as error:
+            problems.append(f"set {index}: {error.message}")
     if not problems:
-        shapes = []
-        for index in range(len(sets)):
-            shapes.append(tensors.info(tensor_name(index, "logits")).shape)
-        roles_and_names = [(dataset.role, dataset.name) for dataset in sets]
-        problems += _problems_between_sets(roles_and_names, shapes)
+        shapes = [tensors.info(tensor_name(index, "logits")).shape for index in range(len(sets))]
+        problems = _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
         classes = shapes[0][2]
         if model.labels is not None and len(model.labels) != classes:
             problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
@@ -175,109 +179,68 @@ def read_predictions(path: str | Path) -> Predictions:
     return Predictions(tensors, model, sets)
 
 
-def _read_sets(
-    entries: Sequence[PredictedSetRecord], header: Header, tensors: FileTensors, scores: Sequence[str]
-) -> tuple[list[EvalSet], list[str]]:
-    """Return the data sets of a file that could be read, with ids and labels, and a sentence for each problem.
-
-    Args:
-        entries: the records of the data sets in the header.
-        header: the header of the file.
-        tensors: the tensors of the file.
-        scores: the names of the OOD scores on features that each set must have.
-    """
-    sets: list[EvalSet] = []
-    problems: list[str] = []
-    for index, entry in enumerate(entries):
-        # Without correct tensors or ids there is no data set.
-        problem = _first_problem_of_set(entry, index, header, scores)
-        if problem is not None:
-            problems.append(f"set {index}: {problem}")
-            continue
-        ids = _read_ids(tensors, index)
-        if ids is None:
-            problems.append(f"set {index}: its ids are broken")
-            continue
-
-        # The labels must be numbers of classes.
-        labels = None
-        if entry.labelled:
-            labels = tensors.read(tensor_name(index, "labels")).numpy()
-        _, _, classes = tensors.info(tensor_name(index, "logits")).shape
-        if labels is not None and len(labels):
-            lowest = labels.min()
-            highest = labels.max()
-            if lowest < 0 or highest >= classes:
-                problems.append(f"set {index}: a label is outside 0..{classes - 1}")
-
-        dataset = EvalSet(
-            name=entry.name,
-            role=entry.role,
-            group=entry.group,
-            ids=ids,
-            labels=labels,
-            known_fingerprint=entry.fingerprint,
-            seen=entry.seen,
-        )
-        sets.append(dataset)
-    return sets, problems
-
-
-def _read_ids(tensors: FileTensors, index: int) -> list[str] | None:
-    """Return the ids of the samples in the set at an index; None if they are stored wrongly.
-
-    All ids are stored in one text without separators, and a second tensor has the position at which each id ends: the
-    ids "a" and "bc" are stored as "abc" and [1, 3]. These positions must not decrease, and the last one must be the
-    length of the text.
-    """
-    id_ends = tensors.read(tensor_name(index, "id_ends")).numpy()
-    joined_ids = tensors.read(tensor_name(index, "ids")).numpy().tobytes()
-
-    id_lengths = np.diff(id_ends, prepend=0)
-    if (id_lengths < 0).any():
-        return None
-    has_ids = len(id_ends) > 0
-    if has_ids and id_ends[-1] != len(joined_ids):
-        return None
-
-    ids = []
-    start = 0
-    for end in id_ends.tolist():
-        encoded_id = joined_ids[start:end]
-        ids.append(encoded_id.decode("utf-8", "surrogateescape"))
-        start = end
-    return ids
-
-
-def _first_problem_of_set(entry: PredictedSetRecord, index: int, header: Header, scores: Sequence[str]) -> str | None:
-    """Return the first problem with the tensors of a set; None if all have the shapes that its record says.
+def _read_set(entry: PredictedSetRecord, index: int, tensors: FileTensors, scores: Sequence[str]) -> EvalSet:
+    """Return a data set of a file with its ids and labels, after checking that all its tensors are as its record says.
 
     Args:
         entry: the record of the set in the header.
         index: the index of the set in the file.
-        header: the header of the file.
+        tensors: the tensors of the file.
         scores: the names of the OOD scores on features that the set must have.
-    """
-    samples = entry.n
 
+    Raises:
+        InputError: with the first problem.
+    """
     # The logits must be [members, samples, classes]. They decide the number of members.
-    logits = header.tensors.get(tensor_name(index, "logits"))
-    no_logits = f"it has no logits of {samples} samples"
-    if logits is None or logits.dtype not in LOGIT_FORMATS:
-        return no_logits
-    if len(logits.shape) != 3 or logits.shape[1] != samples or 0 in logits.shape:
-        return no_logits
+    infos = tensors.header.tensors
+    logits = infos.get(tensor_name(index, "logits"))
+    has_logits = logits is not None and logits.dtype in LOGIT_FORMATS and len(logits.shape) == 3
+    if logits is None or not has_logits or logits.shape[1] != entry.n or 0 in logits.shape:
+        raise InputError(f"it has no logits of {entry.n} samples")
 
     # The scores, ids and labels must have the same number of samples.
-    ids = header.tensors.get(tensor_name(index, "ids"))
-    if ids is None or len(ids.shape) != 1:
-        return "it has no ids"
-    for name, expected in tensor_infos(index, logits, ids.shape[0], entry.labelled, scores).items():
-        info = header.tensors.get(name)
+    ids = infos.get(tensor_name(index, "ids"))
+    id_bytes = 0 if ids is None else ids.numel
+    for name, expected in tensor_infos(index, logits, id_bytes, entry.labelled, scores).items():
+        info = infos.get(name)
         if info is None or (info.dtype, info.shape) != (expected.dtype, expected.shape):
             _, _, part = name.rpartition(".")
-            return f"its {part} are missing or of another shape"
-    return None
+            raise InputError(f"its {part} are missing or of another shape")
+
+    # The labels must be numbers of classes.
+    labels = None
+    if entry.labelled:
+        labels = tensors.read(tensor_name(index, "labels")).numpy()
+        _, _, classes = logits.shape
+        if labels.min() < 0 or labels.max() >= classes:
+            raise InputError(f"a label is outside 0..{classes - 1}")
+    return EvalSet(
+        name=entry.name,
+        role=entry.role,
+        group=entry.group,
+        ids=_read_ids(tensors, index),
+        labels=labels,
+        known_fingerprint=entry.fingerprint,
+        seen=entry.seen,
+    )
+
+
+def _read_ids(tensors: FileTensors, index: int) -> list[str]:
+    """Return the ids of the samples in the set at an index.
+
+    All ids are stored in one text without separators, and a second tensor has the position at which each id ends: the
+    ids "a" and "bc" are stored as "abc" and [1, 3]. These positions must not decrease, and the last one must be the
+    length of the text.
+
+    Raises:
+        InputError: they are stored in another way.
+    """
+    joined_ids = tensors.read(tensor_name(index, "ids")).numpy().tobytes()
+    id_ends = tensors.read(tensor_name(index, "id_ends")).tolist()
+    bounds = [0, *id_ends]
+    if bounds != sorted(bounds) or bounds[-1] != len(joined_ids):
+        raise InputError("its ids are broken")
+    return [joined_ids[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)]
 
 
 def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
@@ -308,13 +271,9 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
         problems.append("its sets are of different numbers of members or classes")
 
     # For each severity there is a mean over all corruptions, so every corruption needs the same severities.
-    corruptions = set()
-    severities = set()
-    corrupted_names = [name for role, name in sets if role == "corruption"]
-    for name in corrupted_names:
-        corruption, _, severity = name.rpartition("/")
-        corruptions.add(corruption)
-        severities.add(severity)
-    if len(corrupted_names) != len(corruptions) * len(severities):
+    corrupted = [name.rpartition("/") for role, name in sets if role == "corruption"]
+    corruptions = {corruption for corruption, _, _ in corrupted}
+    severities = {severity for _, _, severity in corrupted}
+    if len(corrupted) != len(corruptions) * len(severities):
         problems.append("its corruptions are of different severities")
     return problems

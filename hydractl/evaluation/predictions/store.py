@@ -230,10 +230,8 @@ class PredictionsWriter:
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Return which samples of the set at an index have no logits yet, bool ``[N]``."""
         name = tensor_name(index, "logits")
-        masks = [np.zeros(0, dtype=np.bool_)]  # so that a set without samples gives an empty mask
-        for rows in ranges(self._tensors.info(name).shape):
-            masks.append(is_empty(read_samples(self._tensors, name, rows)))
-        return np.concatenate(masks)
+        pieces = ranges(self._tensors.info(name).shape)
+        return np.concatenate([is_empty(read_samples(self._tensors, name, rows)) for rows in pieces])
 
     def write(
         self,
@@ -284,18 +282,17 @@ class PredictionsWriter:
 
         Args:
             index: the index of the data set in the file.
-            rows: the indices of the samples.
+            rows: the indices of the samples, in any order.
         """
-        logits = self._values(tensor_name(index, "logits"), rows)
-        scores = {}
-        for score in self._scores:
-            scores[score] = self._values(tensor_name(index, f"scores.{score}"), rows)[:, :, 0]
-        return LogitsBatch(rows, logits, scores)
 
-    def _values(self, name: str, rows: Sequence[int]) -> npt.NDArray[Any]:
-        """Return the values of any samples in a tensor, ``[members, len(rows), columns]``, in the order of ``rows``."""
-        values = [read_samples(self._tensors, name, range(int(row), int(row) + 1)) for row in rows]
-        return np.concatenate(values, axis=1)
+        def values(part: str) -> npt.NDArray[Any]:
+            """Return the values of the samples in a tensor, ``[members, len(rows), columns]``."""
+            name = tensor_name(index, part)
+            by_sample = [read_samples(self._tensors, name, range(row, row + 1)) for row in rows]
+            return np.concatenate(by_sample, axis=1)
+
+        scores = {score: values(f"scores.{score}")[:, :, 0] for score in self._scores}
+        return LogitsBatch(rows, values("logits"), scores)
 
     def __enter__(self) -> PredictionsWriter:
         return self

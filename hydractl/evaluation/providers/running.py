@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hydractl.data.names import read_words
-from hydractl.evaluation.inputs import keep_features, kept_features, read_batches
+from hydractl.evaluation.inputs import keep, kept_values, read_batches
 from hydractl.evaluation.mc_dropout import MCDropout, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
@@ -257,29 +257,22 @@ class RunningModel(LogitsProvider):
             if any(bool((drawn < 0).any()) for drawn in of_members):
                 self.log.warn(_UNSUITED)
 
-        # Take stored scores for which the command names nothing to fit them to.
-        stored_detector = models[0].detector
-        taken_names: list[str] = []
-        if stored_detector is not None:
-            for name in names:
-                is_given = data is not None
-                if ON_FEATURES[name] == "words":
-                    is_given = what.negative_words is not None
-                if name in stored_detector.names and not is_given:
-                    taken_names.append(name)
-        names_to_fit = [name for name in names if name not in taken_names]
-        detector = stored_detector
+        # Fit all but stored scores for which the command names nothing to fit them to.
+        detector = models[0].detector
+        stored_names = [] if detector is None else detector.names
+        names_to_fit = [name for name in names if name not in stored_names or _is_refitted(name, data, what)]
         if names_to_fit:
-            # Fit all others, and join them with the stored ones.
             labels = None if data is None else data.labels
             negative_words = _negative_words(names_to_fit, what)
             with torch.inference_mode():
                 features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
                 # Its fingerprint is known once the samples were read.
                 fitted_on = self.fit_record(names_to_fit, data, what)
-                detector = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
-            if stored_detector is not None and taken_names:
-                detector = stored_detector.with_scores(detector)
+                fitted = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
+            if detector is None or names_to_fit == names:
+                detector = fitted
+            else:
+                detector = detector.with_scores(fitted)
         assert detector is not None  # each score is stored, or was fitted
 
         self.detector = detector
@@ -327,21 +320,29 @@ class RunningModel(LogitsProvider):
         if not of_layers:
             labels = None
         holds_out = HEDGE in of_layers
-        kept = kept_features()
+        kept = kept_values()
         if data is None or kept is None:
             return read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # Everything that decides the features.
         decisive = self.record.model_dump(include=set(DecisiveRecord.model_fields))
         key = canonical_json({"sha256": self.sha256, "data": data.fingerprint, **decisive})
         if key in kept:
-            (first_member, *_) = kept[key].members
+            features: TrainingFeatures = kept[key]
+            (first_member, *_) = features.members
             if (labels is None or first_member.layers) and (not holds_out or first_member.held_out):
-                return kept[key]
+                return features
         computed = read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
         # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
         if len(computed.rows) == len(data):
-            keep_features(key, computed)
+            keep(key, computed, computed.nbytes)
         return computed
+
+
+def _is_refitted(name: str, data: EvalSet | None, what: FitOptions) -> bool:
+    """Return whether the command names the words, or the training data, to which an OOD score is fitted."""
+    if ON_FEATURES[name] == "words":
+        return what.negative_words is not None
+    return data is not None
 
 
 def _negative_words(names: Sequence[str], what: FitOptions) -> list[str]:
