@@ -44,13 +44,13 @@ from hydractl.evaluation.predicting import predicted_windows
 from hydractl.evaluation.predictions.lines import json_line
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.running import RunningModel
+from hydractl.evaluation.rows import open_rows_and_sets
 from hydractl.evaluation.sets import EvalSet
 from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.log import Log
 from hydractl.model.runtime import move
 from hydractl.model.source import ModelOptions
-from hydractl.verbs.eval import Plan, plan_of
 
 HERE = Path(__file__).resolve().parents[1]
 MODELS = ("timm:vit_small_patch16_224?pretrained=0&num_classes=1000", "timm:vit_tiny_patch16_224?pretrained=0")
@@ -74,29 +74,26 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-def bare(plan: Plan, model: Any, batch_size: int) -> None:
+def bare(sets: list[EvalSet], model: Any, batch_size: int) -> None:
     """Run the model over all data sets and keep nothing."""
     parameter = next(model.parameters())
     with torch.inference_mode():
-        for one in plan.sets:
+        for one in sets:
             for batch in batches(one.dataset, model.preprocess, batch_size):
                 model.member_logits(move(batch.inputs, parameter.device, parameter.dtype))
 
 
-def whole(plan: Plan) -> None:
+def whole(model: RunningModel, sets: list[EvalSet], options: EvalOptions) -> None:
     """Make the row."""
-    model = plan.models[0]
     release, model.release = model.release, lambda: None  # type: ignore[method-assign]
-    Measuring(plan.sets, plan.options, Log()).row(model, None, {})
+    Measuring(sets, options, Log()).row(model, None, {})
     model.release = release  # type: ignore[method-assign]
 
 
-def line_by_line(plan: Plan) -> None:
+def line_by_line(model: RunningModel, sets: list[EvalSet]) -> None:
     """Write a line for each sample."""
-    (model,) = plan.models
-    assert isinstance(model, RunningModel)
     with open(os.devnull, "wb") as handle:
-        for one in plan.sets:
+        for one in sets:
             assert one.dataset is not None
             for window in predicted_windows(model, one.dataset):
                 for row in window.rows:
@@ -219,13 +216,12 @@ def main() -> None:
                 test=DataSpec.of_option("--test", data),
                 ood=[OodSet.of_option("--ood", f"noise:far={ood}")],
             )
-            plan = plan_of([ModelRef(text)], ModelOptions(), evaluation, Log())
-            model = plan.models[0]
+            (model,), sets = open_rows_and_sets([ModelRef(text)], ModelOptions(), evaluation, Log())
             assert isinstance(model, RunningModel)
             sides = {
-                "bare": partial(bare, plan, model.loaded(), options.batch_size),
-                "eval": partial(whole, plan),
-                "predict": partial(line_by_line, plan),
+                "bare": partial(bare, sets, model.loaded(), options.batch_size),
+                "eval": partial(whole, model, sets, evaluation),
+                "predict": partial(line_by_line, model, sets),
             }
             for work in sides.values():
                 work()

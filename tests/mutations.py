@@ -339,7 +339,7 @@ MUTATIONS = (
     # --- choosing, data in memory, options ----------------------------------------------------------------------------
     Mutation(
         "near ties of scores",
-        "hydractl/evaluation/choosing.py",
+        "hydractl/evaluation/fitting.py",
         "if best_mean - mean < NEAR_TIE]",
         "if best_mean - mean <= 0]",
         "tests/evaluation/test_calibrate.py",

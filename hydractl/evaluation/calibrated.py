@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hydractl.evaluation.fitted import Fit
+from hydractl.evaluation.fitting import Fit
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.sets import EvalSet, fitted_entries

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.evaluation.choosing import as_good_as_the_best, compare_scores
-from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.gathering import LogitsReader, gather
+from hydractl.errors import InputError
+from hydractl.evaluation.gathering import LogitsReader, gather, none_readable
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import OOD_VAL, VAL, EvalSet, of_role, only
+from hydractl.evaluation.sets import OOD_VAL, TRAIN, VAL, EvalSet, of_role, only
+from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.files.model_records import Calibration, StoredThreshold
+from hydractl.metrics.bootstrap import mean_over_sets, resample_aurocs
 from hydractl.metrics.calibrators import fit_calibration
 from hydractl.metrics.conformal import fit_conformal
 from hydractl.metrics.ood_scores import says_nothing
@@ -23,94 +25,105 @@ from hydractl.metrics.plausibility import calibration_warning, chance_warning, f
 from hydractl.metrics.probabilities import Floats, pooled_log_probs
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold, flagged
+from hydractl.model.prediction import Chosen
+
+NEAR_TIE = 0.005
+"""Scores whose mean AUROCs differ by less than this count as equally good; the first one in the options is chosen."""
 
 
-def sets_chosen_on(sets: Sequence[EvalSet], what: FitOptions) -> list[EvalSet]:
-    """Return the validation sets on which something is fitted, or a given threshold is tried."""
-    chosen_on = of_role(sets, VAL) if what.uses_val else []
-    if what.needs_ood_val:
-        chosen_on += of_role(sets, OOD_VAL)
-    return chosen_on
+@dataclass(frozen=True)
+class Fit(Chosen):
+    """What was fitted for one model; a field is None or empty if it was not.
 
+    Attributes:
+        flagged: the share of ``val`` and of each OOD validation set that the threshold flags, as far as they ran.
+        compared: the AUROCs of all scores from which the score was chosen, by name; empty if there was no choice.
+        near_ties: other scores that are about as good as the chosen one.
+        validation: the calibrated predictions on the ID validation set; None if they were not needed.
+        warnings: sentences on what is odd about what was fitted, such as a temperature by few samples.
+    """
 
-def unused_sets(sets: Sequence[EvalSet], options: EvalOptions) -> list[EvalSet]:
-    """Return the validation sets that are not used: nothing is chosen on them, and no predictions file stores them."""
-    if options.predictions is not None:
-        return []
-    chosen_on = sets_chosen_on(sets, options)
-    validation_sets = of_role(sets, VAL) + of_role(sets, OOD_VAL)
-    return [dataset for dataset in validation_sets if dataset not in chosen_on]
+    flagged: Mapping[str, float | None] = field(default_factory=dict)
+    compared: Mapping[str, ComparedScoreRecord] = field(default_factory=dict)
+    near_ties: Sequence[str] = ()
+    validation: Samples | None = None
+    warnings: Sequence[str] = ()
 
 
 def fit(
-    model: LogitsProvider, sets: Sequence[EvalSet], what: FitOptions, scores: Sequence[str], read: LogitsReader
+    model: LogitsProvider, sets: Sequence[EvalSet], options: EvalOptions, scores: Sequence[str], read: LogitsReader
 ) -> Fit:
     """Return the calibration, OOD score, threshold and prediction sets of a model, fitted on validation data only.
+
+    Its scores on features are fitted to the training data, and kept by the model.
 
     A calibration or threshold that the options do not ask for is that of the model's file, or None. The order matters:
     scores are compared on calibrated predictions, and the threshold is on the score that was chosen.
 
     Args:
-        model: the model; its scores on features are fitted already.
+        model: the model.
         sets: all data sets of the command.
-        what: the options of fitting.
-        scores: the names of the OOD scores of the row. If there are several, one of them is chosen.
+        options: the options of the command.
+        scores: the names of the OOD scores of the row. One of several is chosen, or else the first.
         read: returns the logits of a data set.
 
     Raises:
         InputError: if all scores are constant for the model, or a set has no sample that can be read.
     """
     name = model.name
-    compares_scores = len(scores) > 1
     warnings: list[str | None] = []
+    model.fit_scores(scores, only(sets, TRAIN), options)
+    compares_scores = options.compares_scores and len(scores) > 1
+    if not compares_scores:
+        scores = scores[:1]
 
-    # The predictions on the ID validation set, without a calibration; None if nothing needs them.
+    # The logits of the ID validation set, unless they are only stored.
     val = only(sets, VAL)
-    batches: list[LogitsBatch] = []
-    validation = None
-    if val is not None and (what.uses_val or compares_scores):
-        batches = list(read(val))
-        validation = gather(iter(batches), val, name, scores=scores).samples
+    if val is not None and not (options.chooses_on_val or compares_scores):
+        val = None
+    batches = [] if val is None else list(read(val))
+    if val is not None and not batches:
+        raise none_readable(val, name)
 
     # The calibration: --temperature fit or vector fits it here, a number is taken as it is, and none means none. The
     # default is the one in the model's file, if there is one.
     calibration = model.stored.calibration
-    if what.temperature is not None and what.temperature.is_fitted:
-        assert val is not None and validation is not None and validation.labels is not None
-        log_probs = pooled_log_probs(_logits(batches))  # [N, C]
-        kind = "vector" if what.temperature.text == "vector" else "temperature"
-        fitted = fit_calibration(kind, log_probs, validation.labels)
+    if options.temperature is not None and options.temperature.is_fitted:
+        assert val is not None
+        logits, labels = _logits_and_labels(batches, val)
+        log_probs = pooled_log_probs(logits)  # [N, C]
+        kind = "vector" if options.temperature.text == "vector" else "temperature"
+        fitted = fit_calibration(kind, log_probs, labels)
         calibration = fitted.model_copy(update={"fitted_on": val.record()})
-        warnings.append(calibration_warning(calibration, log_probs, validation.labels))
-    elif what.temperature is not None:
-        given = what.temperature.value
+        warnings.append(calibration_warning(calibration, log_probs, labels))
+    elif options.temperature is not None:
+        given = options.temperature.value
         calibration = None if given is None else Calibration.of_temperature(given)
 
     # The calibrated predictions on validation data, by which scores are compared and a threshold is chosen.
     inside = None
-    if compares_scores or what.threshold is not None:
-        inside = validation
-        if val is not None and validation is not None and calibration is not None:
-            calibrated = gather(iter(batches), val, name, scores=scores, calibration=calibration)
-            inside = calibrated.samples
+    if val is not None:
+        inside = gather(iter(batches), val, name, scores=scores, calibration=calibration).samples
     outside: dict[str, Samples] = {}
-    if compares_scores or what.needs_ood_val:
-        for dataset in of_role(sets, OOD_VAL):
-            gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration)
-            outside[dataset.name] = gathered.samples
+    for dataset in of_role(sets, OOD_VAL):
+        gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration)
+        outside[dataset.name] = gathered.samples
 
     # Of several OOD scores take the best, or the first of those that are nearly as good; the others are near ties.
     score = scores[0]
     compared = {}
-    near_ties: Sequence[str] = ()
+    near_ties: list[str] = []
     if compares_scores:
         assert inside is not None
-        compared = compare_scores(scores, inside, outside, model.members)
+        compared = _compare_scores(inside, outside)
         score, *near_ties = as_good_as_the_best(compared, name)
+        if near_ties:
+            ties = ", ".join(near_ties)
+            warnings.append(f"{score} was named first and is taken; as good on the validation data: {ties}")
 
     # Its threshold, the share of each validation set that this flags, and whether it separates any of them.
     scored = _scored(score, inside, outside)  # its values by validation set, [N] each
-    threshold = _threshold(model, what, score, scored, warnings)
+    threshold = _threshold(model, options, score, scored, warnings)
     shares = {}
     if threshold is not None:
         shares = {name: flagged(values, threshold.value) for name, values in scored.items()}
@@ -119,14 +132,11 @@ def fit(
 
     # Prediction sets.
     conformal = None
-    if what.conformal is not None:
-        assert validation is not None and validation.labels is not None
+    if options.conformal is not None:
+        assert val is not None
+        logits, labels = _logits_and_labels(batches, val)
         conformal = fit_conformal(
-            _logits(batches),
-            validation.labels,
-            method=what.conformal_score,
-            alpha=what.conformal,
-            calibration=calibration,
+            logits, labels, method=options.conformal_score, alpha=options.conformal, calibration=calibration
         )
         warnings.append(few_for_sets_warning(conformal, model.classes))
 
@@ -138,17 +148,20 @@ def fit(
         conformal=conformal,
         compared=compared,
         near_ties=near_ties,
-        validation=validation if what.uses_val else None,
+        validation=inside,
         warnings=[warning for warning in warnings if warning is not None],
     )
 
 
-def _logits(batches: Sequence[LogitsBatch]) -> npt.NDArray[Any]:
-    """Return the logits of batches in the order of their samples, ``[M, N, C]``."""
+def _logits_and_labels(
+    batches: Sequence[LogitsBatch], labelled: EvalSet
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Return the logits ``[M, N, C]`` and the labels ``[N]`` of batches in the order of their samples."""
+    assert labelled.labels is not None
     rows = np.concatenate([batch.rows for batch in batches])
     logits = np.concatenate([batch.logits for batch in batches], axis=1)
-    in_order: npt.NDArray[Any] = logits[:, np.argsort(rows, kind="stable")]
-    return in_order
+    order = np.argsort(rows, kind="stable")
+    return logits[:, order], labelled.labels[rows[order]]
 
 
 def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) -> dict[str, Floats]:
@@ -172,7 +185,7 @@ def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) 
 
 def _threshold(
     model: LogitsProvider,
-    what: FitOptions,
+    options: FitOptions,
     score: str,
     scored: Mapping[str, Floats],
     warnings: list[str | None],
@@ -190,16 +203,16 @@ def _threshold(
 
     Args:
         model: the model.
-        what: the options of fitting.
+        options: the options of fitting.
         score: the name of the score.
         scored: its values on each validation set, by name.
         warnings: receives a sentence if the threshold is odd.
     """
-    requested = what.threshold
+    requested = options.threshold
     if requested is None:
         # The one in the model's file, unless it is for another score or another calibration.
         stored = model.stored.threshold
-        is_kept = stored is not None and stored.score == score and what.temperature is None
+        is_kept = stored is not None and stored.score == score and options.temperature is None
         return stored if is_kept else None
     # A constant score (e.g. mutual information of a single member) has no useful threshold.
     if says_nothing(score, model.members):
@@ -219,3 +232,40 @@ def _threshold(
         value = choose_threshold(requested, scores)
     warnings.append(threshold_warning(requested, value, scores, option))
     return StoredThreshold(score=score, value=value, rule=requested.rule)
+
+
+def _compare_scores(inside: Samples, outside: Mapping[str, Samples]) -> dict[str, ComparedScoreRecord]:
+    """Return the AUROC of each OOD score on every OOD validation set against the ID validation set, and their mean.
+
+    A score that is constant for the model has no AUROC, and no mean.
+
+    Args:
+        inside: the calibrated predictions on the ID validation set, with all scores.
+        outside: those on each OOD validation set, by the name of the set.
+    """
+    compared = {name: ComparedScoreRecord(by_set={}) for name in inside.scores}
+    for name, aurocs in resample_aurocs(inside, outside, list(inside.scores), rounds=0).items():
+        mean = mean_over_sets(aurocs, name).values[name]
+        by_set = {set_name: auroc for set_name, auroc in aurocs.values.items() if auroc is not None}
+        compared[name] = ComparedScoreRecord(auroc=mean, by_set=by_set)
+    return compared
+
+
+def as_good_as_the_best(compared: Mapping[str, ComparedScoreRecord], model: str) -> list[str]:
+    """Return the names of the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in their order.
+
+    Args:
+        compared: the AUROCs of all scores, by name.
+        model: the name of the model, for the message.
+
+    Raises:
+        InputError: if all scores are constant.
+    """
+    means = {}
+    for name, score in compared.items():
+        if score.auroc is not None:
+            means[name] = score.auroc
+    if not means:
+        raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
+    best_mean = max(means.values())
+    return [name for name, mean in means.items() if best_mean - mean < NEAR_TIE]

@@ -13,7 +13,7 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.predictions.store import LogitsBatch, PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import EvalSet, option_of
+from hydractl.evaluation.sets import TRAIN, EvalSet, option_of
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration
 from hydractl.log import Log
@@ -86,9 +86,7 @@ def gather(
         batch_samples.append(samples)
         batch_members.append(members)
     if not batch_rows:
-        raise InputError(
-            f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
-        )
+        raise none_readable(dataset, name)
 
     # Join the batches, and sort the samples into the order of the data set.
     order = np.argsort(np.concatenate(batch_rows), kind="stable")
@@ -97,6 +95,13 @@ def gather(
     for batches_of_member in zip(*batch_members, strict=True):  # from a list for each batch to one for each member
         all_members.append(joined_samples(batches_of_member, order))
     return Gathered(all_samples, all_members)
+
+
+def none_readable(dataset: EvalSet, name: str) -> InputError:
+    """Return the error for a data set of which a model has no predictions."""
+    return InputError(
+        f"{name} has no predictions of {option_of(dataset)}: none of its {len(dataset)} samples could be read"
+    )
 
 
 def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> None:
@@ -132,7 +137,7 @@ class Reading:
 
     Args:
         model: the model of the row.
-        sets: the data sets of the command, in the order of the predictions file.
+        sets: the data sets of the command, in the order of the predictions file; it has no training data.
         writer: the predictions file, or None. Logits that it already has are read from it, all others are written to
             it.
         log: shows the progress.
@@ -142,7 +147,7 @@ class Reading:
         self, model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log
     ) -> None:
         self._model = model
-        self._sets = list(sets)
+        self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
         self._writer = writer
         self._log = log
         self._read: set[int] = set()

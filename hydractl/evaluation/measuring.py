@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from hydractl.evaluation.answer import corruption_metrics, means_over_corruptions
+from hydractl.evaluation.answer import corruption_metrics
 from hydractl.evaluation.fitting import fit
-from hydractl.evaluation.gathering import Gathered, Reading, gather
+from hydractl.evaluation.gathering import Reading, gather
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
@@ -15,7 +16,7 @@ from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, only, tested
+from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalRow
 from hydractl.log import Log
@@ -38,8 +39,7 @@ class Measuring:
     """
 
     def __init__(self, sets: Sequence[EvalSet], options: EvalOptions, log: Log) -> None:
-        self._all_sets = sets
-        self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
+        self._sets = sets
         self._options = options
         self._log = log
         self._resampled_first_row: bootstrap.Resampled | None = None  # set by the first row with intervals
@@ -62,8 +62,8 @@ class Measuring:
         """
         writer = None
         if output is not None:
-            assert isinstance(model, RunningModel)  # check_writable() allows no others
-            writer = open_writer(model, self._all_sets, self._options, output, seen, self._log)
+            assert isinstance(model, RunningModel)  # only models that run have files of predictions
+            writer = open_writer(model, self._sets, self._options, output, seen, self._log)
         try:
             row = self._measure(model, writer, seen)
         finally:
@@ -96,28 +96,16 @@ class Measuring:
         # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
         read = Reading(model, self._sets, writer, self._log)
         scores = self._row_scores(model)
-        model.fit_scores(scores, only(self._all_sets, TRAIN), self._options)
-        fitted = fit(model, self._sets, self._options, scores[:1], read)
+        fitted = fit(model, self._sets, self._options, scores, read)
 
         # Run the clean test sets, the ID set first. Its labels are needed for metrics of each member alone, and for how
         # many prediction sets hold them.
         test_sets = tested(self._sets)
         id_set, *ood_sets = test_sets
-        gathered: dict[str, Gathered] = {}
-        for dataset in test_sets:
-            is_labelled_id = dataset is id_set and dataset.labels is not None
-            gathered[dataset.name] = gather(
-                read(dataset),
-                dataset,
-                model.name,
-                scores=scores,
-                calibration=fitted.calibration,
-                conformal=fitted.conformal if is_labelled_id else None,
-                alone=is_labelled_id,
-            )
-        id_predictions = gathered[id_set.name]
+        predicted = partial(gather, name=model.name, scores=scores, calibration=fitted.calibration)
+        id_predictions = predicted(read(id_set), id_set, conformal=fitted.conformal, alone=id_set.labels is not None)
         inside = id_predictions.samples
-        outside = {dataset.name: gathered[dataset.name].samples for dataset in ood_sets}
+        outside = {dataset.name: predicted(read(dataset), dataset).samples for dataset in ood_sets}
 
         # Prediction sets are measured if they were fitted and the ID set has labels.
         conformal = None
@@ -132,11 +120,8 @@ class Measuring:
         self._log.warn_all(warnings)
 
         # Then the corrupted test sets.
-        corrupted = []
-        for dataset in of_role(self._sets, CORRUPTION):
-            of_set = gather(read(dataset), dataset, model.name, scores=scores, calibration=fitted.calibration)
-            corrupted.append((dataset, of_set.samples))
-        by_corruption = corruption_metrics(corrupted)
+        corrupted_sets = of_role(self._sets, CORRUPTION)
+        corrupted = [(dataset, predicted(read(dataset), dataset).samples) for dataset in corrupted_sets]
 
         # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
         if writer is not None:
@@ -146,7 +131,8 @@ class Measuring:
         # All metrics, and the share of each test set that the threshold flags.
         groups = {dataset.name: dataset.group for dataset in ood_sets}
         figures = row_blocks(inside, outside, groups)
-        warning = little_diversity(figures.diversity["id"].metrics, id_set.option_and_spec())
+        diversity = figures.diversity["id"]
+        warning = little_diversity(diversity.mi, diversity.disagreement, id_set.option_and_spec())
         if warning is not None:
             self._log.warn(f"{model.name}: {warning}")
         threshold = None
@@ -167,12 +153,11 @@ class Measuring:
             training=model.training,
             calibration=fitted.calibration,
             threshold=threshold,
-            corruptions=by_corruption,
-            corruption_avg=means_over_corruptions(by_corruption),
             fitted_on=model.scores_fitted_on if on_features(scores) else None,
             mc_dropout=model.mc_dropout,
             conformal=conformal,
             seen=dict(seen),
+            **corruption_metrics(corrupted),
             **self._intervals(model.name, inside, outside, groups),
         )
 

@@ -109,22 +109,9 @@ class FitOptions:
         return fits_calibration or self.conformal is not None
 
     @property
-    def needs_val(self) -> bool:
-        """Whether something is fitted on the ID validation data."""
-        return self.needs_val_labels or self._threshold_is_of("id")
-
-    @property
-    def uses_val(self) -> bool:
-        """Whether ID validation data are run if there are some: to fit something, or to count what a score flags."""
-        return self.needs_val or self._threshold_is_of("score")
-
-    @property
-    def needs_ood_val(self) -> bool:
-        """Whether something is fitted on the OOD validation data."""
-        return self._threshold_is_of("ood")
-
-    def _threshold_is_of(self, side: str) -> bool:
-        return self.threshold is not None and self.threshold.side == side
+    def chooses_on_val(self) -> bool:
+        """Whether ID validation data are used if there are some: to fit something, or to count what is flagged."""
+        return self.needs_val_labels or self.threshold is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +136,22 @@ class EvalOptions(EvalRunOptions, DataOptions, FitOptions):
     output: str | None = None
     force: bool = False
     require: Sequence[Requirement] = ()
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether one of several OOD scores is chosen, as by ``calibrate``, and not each of them measured."""
+        return not self.tests and len(self.scores) > 1
+
+    @property
+    def runs_val(self) -> bool:
+        """Whether ID validation data are run if there are some: to choose something, or to store their predictions."""
+        return self.chooses_on_val or self.compares_scores or self.predictions is not None
+
+    @property
+    def runs_ood_val(self) -> bool:
+        """Whether OOD validation data are run if there are some: to choose something, or to store their predictions."""
+        chooses = self.compares_scores or (self.threshold is not None and self.threshold.side == "ood")
+        return chooses or self.predictions is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,21 +9,12 @@ from hydractl.data.overlap import GivenSet, trained_on_warning
 from hydractl.data.plausibility import repetition_warnings, sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.data.text import cut_warning
-from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.fitting import sets_chosen_on
+from hydractl.evaluation.fitting import Fit
+from hydractl.evaluation.leaks import check_apart, warnings_of_seen
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import (
-    CORRUPTION,
-    ID,
-    TRAIN,
-    VAL,
-    EvalSet,
-    check_apart,
-    option_of,
-    warnings_of_seen,
-)
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD_VAL, TRAIN, VAL, EvalSet, option_of
 from hydractl.files.eval_answer import ConformalSets
 from hydractl.files.training_history import kept_accuracies
 from hydractl.log import Log
@@ -90,9 +81,7 @@ def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
     return datasets
 
 
-def findings_of_samples(
-    models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
-) -> Iterator[str | None]:
+def findings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> Iterator[str | None]:
     """Yield a sentence on samples that occur again and again, or that a model was trained on; or None.
 
     Samples that were not read yet are read for it, so it is best done when the models have run on them.
@@ -100,7 +89,6 @@ def findings_of_samples(
     Args:
         models: the models of all rows.
         sets: all data sets of the command.
-        options: the options of the command.
 
     Raises:
         InputError: two sets have the same samples, or share most of them.
@@ -113,8 +101,8 @@ def findings_of_samples(
 
     # Validation data on which a model was trained.
     for model in models:
-        for eval_set in sets_chosen_on(sets, options):
-            if eval_set.dataset is not None:
+        for eval_set in sets:
+            if eval_set.role in (VAL, OOD_VAL) and eval_set.dataset is not None:
                 validation = GivenSet(option_of(eval_set), eval_set.dataset)
                 yield trained_on_warning(model.name, model.seen, validation)
 

@@ -1,22 +1,31 @@
-"""Finds the rows of an evaluation from the MODEL arguments, and checks that they can do what the options ask."""
+"""Opens the rows and the data sets of an evaluation, and checks that they fit together and to the options."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydractl.data import open_data
+from hydractl.data.base import Dataset
+from hydractl.data.corrupted import CorruptedImages
+from hydractl.data.overlap import left_out_words, without_training_data
+from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import TRAIN, EvalSet, only, open_sets
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD, OOD_VAL, TRAIN, VAL, EvalSet, only, option_of
+from hydractl.expressions.data_sets import AUTO
 from hydractl.expressions.models import ModelRef
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.fingerprints import checked, merged
+from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.metrics.ood_scores import (
     HEDGE,
@@ -29,18 +38,8 @@ from hydractl.metrics.ood_scores import (
 )
 from hydractl.model.layers import layers_may_not_fit
 from hydractl.model.loading import check_names_differ, find_models, resolve_device, with_class_names
+from hydractl.model.matching import check_labels_are_classes, label_differences
 from hydractl.model.source import ModelOptions
-
-
-def check_writable(models: Sequence[Model]) -> None:
-    """Raise an error if a row is a predictions file, whose logits need not be written again.
-
-    Raises:
-        UsageError: for the first such row.
-    """
-    for model in models:
-        if isinstance(model, Predictions):
-            raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
 
 
 def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: EvalOptions) -> None:
@@ -149,11 +148,11 @@ def open_rows_and_sets(
 ) -> tuple[list[Model], list[EvalSet]]:
     """Return the rows and the data sets of a command, after every check that can be made before any work.
 
-    The arguments, and the errors, are those of :func:`find_rows` and :func:`open_sets`.
+    The arguments, and the errors, are those of :func:`find_rows` and :func:`_open_sets`.
     """
     resolve_device(options.device)
     rows = find_rows(models, opening, options, log)
-    sets = open_sets(options, rows, log)
+    sets = _open_sets(options, rows, log)
     check_scores(rows, sets, options)
     for row in rows:
         row.check_sets(sets)
@@ -266,3 +265,135 @@ def _warn_of_left_out(
     if unused_keys:
         keys = " and ".join(unused_keys)
         log.warn(f"{name}: the stored {keys} is left out: it was chosen for the predictions {chosen_for}")
+
+
+# --- the data sets of eval --------------------------------------------------------------------------------------------
+
+
+def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
+    """Return an opened data set with a name and a role; OOD data get no labels, because their classes are others."""
+    labels = None
+    if role in (ID, VAL, CORRUPTION, TRAIN):
+        labels = dataset.labels
+    return EvalSet(
+        name=name,
+        role=role,
+        group=group,
+        ids=dataset.ids,
+        labels=labels,
+        spec=dataset.spec,
+        dataset=dataset,
+    )
+
+
+def _open_sets(options: EvalOptions, models: Sequence[Model], log: Log) -> list[EvalSet]:
+    """Return all data sets of a command, opened: ID test set, OOD test sets, corrupted sets, validation, training data.
+
+    Without ``--test`` all models are predictions files, and the test sets are those in the first file. Validation sets
+    that nothing is chosen on are left out, unless predictions are stored. Whether sets share samples is checked later,
+    by :mod:`hydractl.evaluation.leaks`.
+
+    Args:
+        options: the data options of the command.
+        models: the models.
+        log: is told of validation samples and sets that are left out.
+
+    Raises:
+        UsageError, InputError: if a set cannot be opened or does not fit the models, or most validation samples are
+            training data.
+    """
+    # Two functions that open a SPEC, the description of a data set on the command line: one for data with the models'
+    # classes, one for OOD data, whose labels are ignored.
+    labels = _class_names(models) or []
+    label_map = _label_map(options.label_map)
+    reads = {model.name: model.reads for model in models if model.reads is not None}
+    open_any = partial(open_data, limit=options.limit, seed=options.seed, reads=reads, on_bad=options.on_bad)
+    open_labelled = partial(open_any, labels=labels, label_map=label_map)
+    open_outside = partial(open_any, ignore_labels=True)
+
+    # The test sets, and corrupted copies of the ID set.
+    sets: list[EvalSet] = []
+    if options.test is not None:
+        id_data = open_labelled(options.test)
+        sets.append(_eval_set("id", ID, id_data))
+        for ood_set in options.ood:
+            sets.append(_eval_set(ood_set.name, OOD, open_outside(ood_set.spec), ood_set.group))
+        for corruption, severity in itertools.product(options.corruptions, options.severities):
+            corrupted_data = CorruptedImages(id_data, corruption, severity)
+            sets.append(_eval_set(f"{corruption}/{severity}", CORRUPTION, corrupted_data))
+    elif options.tests:
+        sets += models[0].stored_sets()
+
+    # The validation set is used without samples that are also training data: a score by nearest neighbours would find
+    # such a sample itself, at distance 0.
+    training = None if options.train is None else open_labelled(options.train)
+    validation: Dataset | None = None
+    if options.val is not None:
+        validation = open_labelled(options.val, need_labels=options.needs_val_labels)
+        left_out = 0
+        if training is not None:
+            validation, left_out = without_training_data(validation, training)
+            if left_out:
+                log.info(left_out_words(validation, left_out))
+        sets.append(replace(_eval_set("val", VAL, validation), left_out=left_out))
+
+    # OOD validation sets; `auto` makes one of the validation samples. Then the training data.
+    for ood_set in options.ood_val:
+        spec = ood_set.spec
+        if spec.text == AUTO and validation is not None:
+            outside: Dataset = PseudoOod(validation, AUTO, options.seed, spec.option)
+        else:
+            outside = open_outside(spec)
+        sets.append(_eval_set(ood_set.name, OOD_VAL, outside))
+    if training is not None:
+        sets.append(_eval_set("train", TRAIN, training))
+
+    unused_roles = set()
+    if not options.runs_val:
+        unused_roles.add(VAL)
+    if not options.runs_ood_val:
+        unused_roles.add(OOD_VAL)
+    for dataset in sets:
+        check_labels_are_classes(dataset, models[0])
+        if dataset.role in unused_roles:
+            log.info(f"{option_of(dataset)} is not run: nothing is chosen on it")
+    return [dataset for dataset in sets if dataset.role not in unused_roles]
+
+
+def _label_map(document: Document | None) -> Mapping[str, str]:
+    """Read the map from class names in the data to class names of the models; empty if there is no file.
+
+    Raises:
+        InputError: if the file is not a JSON object from text to text.
+    """
+    if document is None:
+        return {}
+    names = document.content
+    is_map = isinstance(names, dict) and all(isinstance(value, str) for value in names.values())
+    if not is_map:
+        raise InputError(f"{document} is not a JSON object from name to name")
+    return names
+
+
+def _class_names(models: Sequence[Model]) -> Sequence[str] | None:
+    """Return the class names of the first model that has names; None if no model has.
+
+    All models are measured on the same labels, so they must have the same classes.
+
+    Raises:
+        InputError: if the models have different names or numbers of classes; all differences are listed.
+    """
+    class_names = next((model.labels for model in models if model.labels is not None), None)
+
+    # Every model must have the number of classes of the first model, and these names or no names.
+    classes = models[0].classes
+    problems = []
+    for model in models:
+        if model.classes != classes:
+            problems.append(f"{model.name}: {model.classes} classes, not {classes}")
+            continue
+        for difference in label_differences(class_names, model.labels):
+            problems.append(f"{model.name}: {difference}")
+    if problems:
+        raise InputError("these models do not have the same classes", problems=problems)
+    return class_names

@@ -128,15 +128,7 @@ class Description:
 
     def to_json(self) -> dict[str, Any]:
         """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
-        # Every attribute under its name, as JSON's objects and lists.
-        document: dict[str, object] = {"schema": CHECKPOINT_SCHEMA}
-        for name, value in vars(self).items():
-            if isinstance(value, Mapping):
-                document[name] = dict(value)
-            elif isinstance(value, (list, tuple)):
-                document[name] = list(value)
-            else:
-                document[name] = value
+        document: dict[str, Any] = {"schema": CHECKPOINT_SCHEMA, **vars(self)}
 
         # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
         del document["masks"]
@@ -173,25 +165,23 @@ class Description:
         if document.get("schema") != CHECKPOINT_SCHEMA:
             raise InputError(f"{origin} has the schema {shown(document.get('schema'))}, expected {CHECKPOINT_SCHEMA!r}")
 
-        # Keys of other versions may change what the model answers, so they are not passed over.
-        unknown = _unknown_keys(document)
-        if unknown:
-            written_by = _version_of(document)
-            raise InputError(
-                f"{origin} holds what this version of hydractl does not know",
-                hint=f"open it with the version that wrote it{written_by}",
-                problems=[f"unknown key {key}" for key in unknown],
-            )
-
-        # Check each field, and then whether they fit together.
+        # Check each field, and then whether they fit together. Keys of other versions may change what the model
+        # answers, so they are not passed over.
+        provenance = document.get("provenance")
+        version = provenance.get("hydractl") if isinstance(provenance, dict) else None
+        hint = None
+        if version not in (None, __version__):
+            hint = f"hydractl {shown(version)} wrote it: open it with that version"
         broken = f"{origin} has a broken description"
-        read = _Document.checked(document, broken)
+        fields = {key: value for key, value in document.items() if key != "schema"}
+        read = _Document.checked(fields, broken, hint)
         masks, problems = _read_masks(read)
         if problems:
-            raise InputError(broken, problems=problems)
+            raise InputError(broken, hint, problems)
 
-        # All fields are taken over as they are, but for the sites, which the masks hold, and these two.
+        # All fields are taken over as they are, but for the sites, which the masks hold, and these three.
         as_they_are = {name: getattr(read, name) for name in _Document.model_fields if name != "sites"}
+        as_they_are["extra"] = read.extra.model_dump(exclude_unset=True)
         as_they_are["members"] = [dict(member.__pydantic_extra__) for member in read.members]
         as_they_are["seen"] = tuple(checked(read.seen, origin))
         return cls(masks=masks, **as_they_are)
@@ -208,7 +198,20 @@ _SiteHeads = Annotated[tuple[str, Annotated[HeadCount, Field(ge=1)]], Field(stri
 """The path of a site (an attention block) and its number of heads; JSON has a list of both."""
 
 
-class _Document(Record):
+class _Extra(Record, extra="forbid"):
+    """The results that are stored with a model, by key."""
+
+    self_check: Any = None
+    averaging: Any = None
+    laplace: Any = None
+    sparse: Any = None
+    calibration: Any = None
+    threshold: Any = None
+    ood_score: Any = None
+    conformal: Any = None
+
+
+class _Document(Record, extra="forbid"):
     """A description as files hold it, but for its schema."""
 
     kind: Literal["dense", "pruned", "fused"]
@@ -222,31 +225,11 @@ class _Document(Record):
     layout: Literal["sliced", "zeroed"]
     merge: Sequence[str] | None
     members: Annotated[Sequence[_Member], Field(min_length=1, max_length=1024)]
-    extra: dict[str, Any]
+    extra: _Extra
     provenance: dict[str, Any]
     prompt: Annotated[Sequence[str], Field(min_length=1)] | None = None
     seen: Any = None
     origin: str | None = None
-
-
-_EXTRA_KEYS = ("self_check", "averaging", "laplace", "sparse", *CHOSEN_BY_CALIBRATE)
-
-
-def _unknown_keys(document: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a description and of its ``extra`` that this version does not know, as messages show them."""
-    unknown = [shown(key) for key in document if key != "schema" and key not in _Document.model_fields]
-    extra = document.get("extra")
-    if isinstance(extra, dict):
-        unknown += [f"{shown(key)} of 'extra'" for key in extra if key not in _EXTRA_KEYS]
-    return unknown
-
-
-def _version_of(document: Mapping[str, Any]) -> str:
-    """Return the end of a hint that names the version of hydractl that wrote a file; empty if it does not say."""
-    record = document.get("provenance")
-    if not isinstance(record, dict) or not isinstance(record.get("hydractl"), str):
-        return ""
-    return f": {shown(record['hydractl'])}"
 
 
 def _read_masks(document: _Document) -> tuple[list[HeadMask], list[str]]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from hydractl.files.eval_answer import OodSetMetrics, RowMetrics, SampleMetrics
-from hydractl.files.results import Metrics
 from hydractl.metrics.declaration import Metric, MetricKind, metrics
 from hydractl.metrics.errors import OrderedAnswers
 from hydractl.metrics.ood import Counts, Thresholds, curve_of, each_once
@@ -72,20 +71,14 @@ def diversity_values(samples: Samples | Resample, names: Names = None) -> Blocks
     return _values("diversity", samples if len(samples) else None, names)
 
 
-def little_diversity(values: Metrics, where: str) -> str | None:
+def little_diversity(mi: float | None, disagreement: float | None, where: str) -> str | None:
     """Return a warning that the members hardly differ on some data; None if they do, or for a single member.
 
     Args:
-        values: the metrics of :func:`diversity_values`; of a single member ``disagreement`` is None.
+        mi, disagreement: the metrics of :func:`diversity_values`; the latter is None for a single member.
         where: the name of the data, for the warning.
     """
-    mi = values.get("mi")
-    disagreement = values.get("disagreement")
-    if mi is None or isinstance(mi, Mapping):
-        return None
-    if disagreement is None or isinstance(disagreement, Mapping):
-        return None
-    if mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
+    if mi is None or disagreement is None or mi >= LITTLE_MI or disagreement >= LITTLE_DISAGREEMENT:
         return None
     return (
         f"members hardly differ on {where}: disagreement {disagreement:.2g}, mutual information {mi:.2g} nats; "
@@ -225,14 +218,19 @@ def row_keys(ood_sets: Iterable[str], scores: Collection[str] = (), *, labelled:
         scores: the names of the OOD scores; several are reported beside the leading one.
         labelled: whether the ID data have labels.
     """
-    # Measure a model of two members and two classes on no samples: every value is None, but all keys are there.
-    no_scores = {name: np.zeros(0) for name in scores or ["msp"]}
-    labels = np.zeros(0, dtype=np.int64) if labelled else None
-    nothing = samples_of(np.zeros((2, 0, 2)), labels, scores=list(no_scores), fitted_scores=no_scores)
+    # Measured on no samples every value is None, but all keys are there.
+    nothing = no_samples(scores or ["msp"], labelled=labelled)
     sets = list(ood_sets)
     blocks = ModelFigures(nothing, dict.fromkeys(sets, nothing), dict.fromkeys(sets)).blocks()
     keys = [key for key, _ in dotted_numbers(blocks)]
     return [key for key in keys if sets or "_avg." not in key]
+
+
+def no_samples(scores: Collection[str], *, labelled: bool) -> Samples:
+    """Return the predictions of a model of two members and two classes on no samples, with these OOD scores."""
+    no_scores = {name: np.zeros(0) for name in scores}
+    labels = np.zeros(0, dtype=np.int64) if labelled else None
+    return samples_of(np.zeros((2, 0, 2)), labels, scores=list(no_scores), fitted_scores=no_scores)
 
 
 def dotted_numbers(blocks: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

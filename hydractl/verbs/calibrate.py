@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from hydractl.errors import UsageError
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import calibrated_model, kept_conformal, write_calibrated
-from hydractl.evaluation.fitted import Fit
-from hydractl.evaluation.fitting import fit, unused_sets
+from hydractl.evaluation.fitting import Fit, fit
 from hydractl.evaluation.gathering import Reading
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import (
@@ -19,7 +18,7 @@ from hydractl.evaluation.plausibility import (
 )
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import open_rows_and_sets, row_scores
-from hydractl.evaluation.sets import TRAIN, fitted_entries, only, option_of
+from hydractl.evaluation.sets import fitted_entries
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import (
     CalibrateAnswer,
@@ -57,7 +56,7 @@ def run(call: Call) -> Outcome:
 
     # A dry run reads the samples to compare them, and runs no model.
     if values["dry_run"]:
-        log.warn_all(findings_of_samples([model], sets, options))
+        log.warn_all(findings_of_samples([model], sets))
         check_outputs([path], force=options.force)
         samples = {dataset.name: len(dataset) for dataset in sets}
         planned_model = CalibratedModelRecord.partly(name=model.name)
@@ -67,26 +66,14 @@ def run(call: Call) -> Outcome:
         )
 
     with ExitStack() as stack:
-        # Claim the output files, and say which sets will not be run.
         output = stack.enter_context(Output(path, force=options.force))
-        compares_scores = len(options.scores) > 1  # for which all validation sets are run
-        if not compares_scores:
-            for eval_set in unused_sets(sets, options):
-                log.info(f"{option_of(eval_set)} is not run: nothing is chosen on it")
 
-        # Run the model on the sets and choose; then free its memory. Comparing scores may leave several that are
-        # equally good (near ties).
+        # Run the model on the sets and choose; then free its memory.
         try:
-            scores = row_scores(model, options)
-            model.fit_scores(scores, only(sets, TRAIN), options)
-            validation_sets = [dataset for dataset in sets if dataset.role != TRAIN]
-            fitted = fit(model, sets, options, scores, Reading(model, validation_sets, None, log))
+            fitted = fit(model, sets, options, row_scores(model, options), Reading(model, sets, None, log))
         finally:
             model.release()
-        log.warn_all(findings_of_samples([model], sets, options))
-        if fitted.near_ties:
-            ties = ", ".join(fitted.near_ties)
-            log.warn(f"{fitted.score} was named first and is taken; as good on the validation data: {ties}")
+        log.warn_all(findings_of_samples([model], sets))
         log.warn_all(warnings_of_fit(model, fitted))
 
         # Write the checkpoint. It gets an OOD score only if one was asked for, or if it had one before.
@@ -99,8 +86,6 @@ def run(call: Call) -> Outcome:
 
         # Make the answer. "seen" are the samples that something was fitted to, which later commands refuse to test on.
         report_skipped_samples(sets, log)
-        records = records_of_sets(sets, options, all_used=bool(fitted.compared))
-        del records["test"]  # there are none
         answer = CalibrateAnswer(
             model=calibrated_model(model),
             calibration=fitted.calibration,
@@ -110,7 +95,7 @@ def run(call: Call) -> Outcome:
             ood_score=score,
             compared=fitted.compared or None,
             near_ties=list(fitted.near_ties) or None,
-            **records,
+            **records_of_sets(sets),
             note=values["note"],
             warnings=log.warnings,
         )

@@ -93,8 +93,7 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
     if harm is not None:
         log.warn(harm)
     # Members that hardly differ are worth a warning only if the plan has not warned of the members already.
-    diversity = {"mi": checked.check.mi, "disagreement": checked.check.disagreement}
-    little = little_diversity(diversity, checked.check.inputs)
+    little = little_diversity(checked.check.mi, checked.check.disagreement, checked.check.inputs)
     if little is not None and not plan.warnings:
         log.warn(little)
 

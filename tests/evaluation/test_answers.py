@@ -47,7 +47,7 @@ def test_validation_data_are_run_only_for_what_is_chosen_on_them(capsys: Any, mo
     for options in (["--temperature", "vector"], ["--threshold", "id:0.1"], ["--conformal", "0.1"]):
         assert asked(*options) == ["id", "val"]
         assert "--val is not run" not in capsys.readouterr().err
-    assert asked("--threshold", "ood:0.9") == ["id", "s"]
+    assert asked("--threshold", "ood:0.9") == ["id", "s", "val"]
     assert asked("--predictions", "p.st") == ["id", "s", "val"]
     assert "not run" not in capsys.readouterr().err
 

@@ -14,7 +14,7 @@ import hydractl
 from hydractl.cli.app import main
 from hydractl.data import open_data
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.choosing import as_good_as_the_best
+from hydractl.evaluation.fitting import as_good_as_the_best
 from hydractl.files.calibrate_answer import ComparedScoreRecord
 from hydractl.metrics.plausibility import chance_warning
 from hydractl.model.source import open_source

@@ -253,7 +253,7 @@ def test_a_damaged_score_is_refused(capsys: Any) -> None:
     [
         (["--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC, training data of base"),
         (["--train", "builtin:digits/train"], 2, "--train needs an --ood-score on features"),
-        (["--ood-score", "vim", "--train", "builtin:digits/test"], 3, "all of them chosen on by this eval"),
+        (["--ood-score", "vim", "--train", "builtin:digits/test"], 3, "all of them by eval (train)"),
         (
             ["--ood-score", "knn", "--train", "builtin:digits/train", "--mc-dropout", "0.1"],
             2,

@@ -89,7 +89,7 @@ def test_a_search_that_begins_with_a_mask_has_seen_what_the_mask_has() -> None:
 
 def test_what_is_chosen_on_in_the_same_command_is_no_test_data(capsys: pytest.CaptureFixture[str]) -> None:
     run("eval", "base.st", *TEST, "--val", "builtin:digits/test", "--temperature", "fit", code=3)
-    assert "of --test (all of them chosen on by this eval)" in capsys.readouterr().err
+    assert "of --test (all of them by eval (val))" in capsys.readouterr().err
     from hydractl.data import open_data
 
     data = open_data("builtin:digits/test", limit=12)

@@ -140,7 +140,7 @@ def _labels(path: Path) -> None:
 
 def _label_map(path: Path) -> None:
     from hydractl.data.opening import open_data
-    from hydractl.evaluation.sets import _label_map
+    from hydractl.evaluation.rows import _label_map
     from hydractl.jsonio import Document
 
     open_data("images.npz", labels=["zero", "one"], label_map=_label_map(Document(str(path))))

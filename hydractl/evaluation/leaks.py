@@ -1,0 +1,119 @@
+"""The leak guard: what was fitted to, or chosen on, is no test data; other sets of a command hardly share samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydractl.data.overlap import Findings, GivenSet, compare_sets
+from hydractl.errors import InputError
+from hydractl.evaluation.providers.interface import LogitsProvider
+from hydractl.evaluation.sets import EvalSet, fitted_entries, fitted_sets, option_of, tested
+from hydractl.files.fingerprints import Entry, incomparable, marked, other_decoder, who_saw
+
+
+def check_apart(sets: Sequence[EvalSet]) -> list[str]:
+    """Return warnings of data sets that share many samples; raise an error if two share most of them.
+
+    Shared samples are counted among the sets for fitting, and among the test sets. A test set that shares samples with
+    a set for fitting is left to :func:`seen_samples`. Samples that were not read yet are read for it, so it is best
+    done when the model has run on them.
+
+    Args:
+        sets: all data sets of the command; those without samples are left out.
+
+    Returns:
+        The warnings.
+
+    Raises:
+        InputError: with every pair of sets that shares too many samples.
+    """
+    problems: list[str] = []
+    warnings: list[str] = []
+    for compared_sets in (fitted_sets(sets), tested(sets)):
+        with_samples = [GivenSet(option_of(each), each.dataset) for each in compared_sets if each.dataset]
+        overlap = compare_sets(with_samples)
+        problems += overlap.problems
+        warnings += overlap.warnings
+    Findings(problems=problems).refuse()
+    return warnings
+
+
+Seen = dict[str, dict[str, int]]
+"""The number of seen samples by the name of the model and then by the name of the data set; zeros are left out."""
+
+
+def seen_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], *, allow: bool) -> Seen:
+    """Return how many test samples were used before, by model and test set; zeros are left out.
+
+    A sample was used (seen) if a model was trained or fitted on it, or this command fits or chooses something on it.
+
+    Args:
+        models: the models that are measured.
+        sets: all data sets of the command.
+        allow: whether seen samples are only counted; otherwise they are an error.
+
+    Raises:
+        InputError: unless ``allow``, if there are seen samples, or samples that were seen cannot be compared; every
+            model and test set is listed with the commands that used the samples.
+    """
+    entries_of_command = fitted_entries(sets)
+    seen: Seen = {}
+    problems = []
+    for model in models:
+        older = incomparable(model.seen)  # None, or why what it has seen cannot be compared with these samples
+        if older is not None:
+            problems.append(f"{model.name}: {older}")
+        entries = [*model.seen, *entries_of_command]
+        # Corrupted sets need no check, because they have the images of the ID test set.
+        for dataset in tested(sets):
+            count, seen_by = _seen_count(model, entries, dataset)
+            if count:
+                seen.setdefault(model.name, {})[dataset.name] = count
+                of_all = f"{count} of {len(dataset)} samples of {option_of(dataset)}"
+                problems.append(f"{model.name}: {of_all} ({seen_by})")
+    if problems and not allow:
+        hint = "test on other samples, or add --allow-seen to measure on them all the same, marked"
+        if len(problems) == 1:
+            raise InputError(f"test data that has been seen: {problems[0]}", hint=hint)
+        raise InputError("test data that has been seen", hint=hint, problems=problems)
+    return seen
+
+
+def warnings_of_seen(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> list[str]:
+    """Return a sentence for each model of which it is not certain whether it has seen test samples."""
+    warnings = []
+    for model in models:
+        older = incomparable(model.seen)
+        if older is not None:
+            warnings.append(f"{model.name}: {older}")
+        for dataset in tested(sets):
+            decoder = None if dataset.dataset is None else other_decoder(model.seen, dataset.dataset)
+            if decoder is not None and dataset.dataset is not None:
+                warnings.append(
+                    f"{model.name}: what it has seen was decoded by {decoder}, {option_of(dataset)} by "
+                    f"{dataset.dataset.decoder}: pixels of JPEGs may differ in bits, and seen ones not be recognised"
+                )
+    return warnings
+
+
+def _seen_count(model: LogitsProvider, entries: Sequence[Entry], dataset: EvalSet) -> tuple[int, str]:
+    """Return how many samples of a test set a model was trained or fitted on, and words on the command that did it.
+
+    If there are none, these are 0 and "".
+
+    Args:
+        model: the model; for stored predictions it knows the number.
+        entries: the records of the data to which the model or this command was fitted.
+        dataset: the test set.
+    """
+    # A whole set is recognised even if there are stored predictions of it alone, and no samples.
+    for use in entries:
+        if use["data"] == dataset.fingerprint:
+            return len(dataset), f"all of them by {use['by']} ({use['as']})"
+    seen_when_stored = model.already_seen(dataset)
+    if seen_when_stored:
+        return seen_when_stored, "as its predictions say"
+    if dataset.dataset is None or not entries:
+        return 0, ""
+    seen = marked(entries, dataset.dataset)
+    return int(seen.sum()), who_saw(entries, dataset.dataset)
