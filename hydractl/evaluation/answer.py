@@ -142,21 +142,17 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     explained: dict[str, object] = {**sentences()}
 
     # The OOD scores. The leading score is one name, or one for each row if rows differ.
-    score_names = [row.ood_score for row in rows if row.ood_score is not None]
-    for row in rows:
-        score_names += row.scores
+    leading_scores = {row.name: row.ood_score for row in rows if row.ood_score is not None}
+    names = [*leading_scores.values(), *(name for row in rows for name in row.scores)]
     explained["ood_scores"] = {
-        name: SCORES[name].convention if name in SCORES else FEATURE_SCORES[name].convention for name in score_names
+        name: SCORES[name].convention if name in SCORES else FEATURE_SCORES[name].convention for name in names
     }
-    leading_score = rows[0].ood_score
-    explained["ood_score"] = leading_score
-    if any(row.ood_score != leading_score for row in rows):
-        explained["ood_score"] = {row.name: row.ood_score for row in rows}
+    are_equal = len(set(leading_scores.values())) == 1
+    explained["ood_score"] = rows[0].ood_score if are_equal else leading_scores
 
     # Settings of single models.
-    settings_by_model: dict[str, dict[str, object]] = {}
-    for model in models:
-        for key, value in (("max_length", model.max_length), ("prompt", model.prompt)):
-            if value is not None:
-                settings_by_model.setdefault(key, {})[model.name] = value
-    return {**explained, **settings_by_model}
+    for key in ("max_length", "prompt"):
+        by_model = {model.name: getattr(model, key) for model in models if getattr(model, key) is not None}
+        if by_model:
+            explained[key] = by_model
+    return explained

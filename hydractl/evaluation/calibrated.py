@@ -68,15 +68,15 @@ def write_calibrated(
     write_checkpoint(output, tensors, calibrated.to_json())
 
 
-def kept_conformal(model: LogitsProvider, fitted: Fit) -> Conformal | None:
-    """Return the threshold of prediction sets for the new checkpoint; None if there is none.
+def kept_conformal(model: LogitsProvider, chosen: Chosen) -> Conformal | None:
+    """Return the threshold of prediction sets that goes with what was chosen for a model; None if there is none.
 
-    It is the one that was fitted now, else the one in the model's file if the probabilities stay the same, i.e. if the
+    It is the one that was chosen now, else the one in the model's file if the probabilities stay the same, i.e. if the
     file's calibration is kept, or there is no calibration before and after.
     """
-    if fitted.conformal is not None:
-        return fitted.conformal
-    keeps_probabilities = fitted.calibration == model.stored.calibration
+    if chosen.conformal is not None:
+        return chosen.conformal
+    keeps_probabilities = chosen.calibration == model.stored.calibration
     return model.stored.conformal if keeps_probabilities else None
 
 

@@ -122,8 +122,8 @@ def warnings_of_row(
     sets: Sequence[EvalSet],
     *,
     advises_temperature: bool,
-) -> list[str]:
-    """Return the warnings about the results of one row.
+) -> Iterator[str]:
+    """Yield the warnings about the results of one row, and about what was fitted for it.
 
     Args:
         model: the model of the row.
@@ -134,62 +134,46 @@ def warnings_of_row(
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
     # The name of the data says which is meant where the command is a step of a study, and --test its validation data.
-    id_set = sets[0]
-    id_option = id_set.option_and_spec()
-    warnings: list[str | None] = []  # None for a check that found nothing
+    id_option = sets[0].option_and_spec()
 
     # The accuracy on the ID test data should be close to the one that the training recorded.
-    training_accuracy = _recorded_accuracy(model)
-    expected_on_val = training_accuracy
+    expected_on_val = None
     if inside.labels is not None:
         # If the NLL is implausible, too, only the accuracy is reported, as a wrong one implies wrong probabilities.
         assert inside.label_log_probs is not None
-        warning = _accuracy_warning(model, inside, training_accuracy)
+        warning = _accuracy_warning(model, inside, _recorded_accuracy(model))
         if warning is None:
             warning = nll_warning(inside.label_log_probs, model.classes)
             if warning is not None and advises_temperature:
                 warning += ": fit a temperature with --temperature fit --val SPEC"
         if warning is not None:
-            warnings.append(f"{id_option}: {warning}")
+            yield f"{model.name}: {id_option}: {warning}"
         test_accuracy = inside.mean("correct")
         expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
-
-    # The accuracy on the validation data should be close to that on the test data, or without labels of the test data
-    # to the one that the training recorded.
-    warnings += _warnings_of_validation(model, fitted, expected_on_val)
+    yield from warnings_of_fit(model, fitted, expected_on_val)
 
     # Prediction sets with nearly all classes say nothing.
     if conformal is not None and fitted.conformal is not None:
-        warnings.append(full_sets_warning(fitted.conformal, conformal.mean_size, model.classes))
-    return [f"{model.name}: {warning}" for warning in warnings if warning is not None]
+        warning = full_sets_warning(fitted.conformal, conformal.mean_size, model.classes)
+        if warning is not None:
+            yield f"{model.name}: {warning}"
 
 
-def warnings_of_fit(model: LogitsProvider, fitted: Fit) -> list[str]:
-    """Return the warnings about what was fitted for a model that is not measured.
-
-    Args:
-        model: the model.
-        fitted: everything that was fitted for it, with its predictions on the validation data.
-    """
-    recorded = _recorded_accuracy(model)
-    return [f"{model.name}: {warning}" for warning in _warnings_of_validation(model, fitted, recorded)]
-
-
-def _warnings_of_validation(model: LogitsProvider, fitted: Fit, expected: ExpectedAccuracy | None) -> list[str]:
-    """Return the warnings about the accuracy on the validation data, and about what was fitted to them.
+def warnings_of_fit(model: LogitsProvider, fitted: Fit, expected: ExpectedAccuracy | None = None) -> Iterator[str]:
+    """Yield the warnings about the accuracy on the validation data, and about what was fitted to them.
 
     Args:
         model: the model.
         fitted: everything that was fitted for it, with its predictions on the validation data.
-        expected: an accuracy of the model that is known from elsewhere, or None.
+        expected: the accuracy on test data, which it should be close to; None for the one that the training recorded.
     """
-    warnings = []
     validation = fitted.validation
     if validation is not None and validation.labels is not None:
-        warning = _accuracy_warning(model, validation, expected)
+        warning = _accuracy_warning(model, validation, expected or _recorded_accuracy(model))
         if warning is not None:
-            warnings.append(f"--val: {warning}")
-    return [*warnings, *fitted.warnings]
+            yield f"{model.name}: --val: {warning}"
+    for warning in fitted.warnings:
+        yield f"{model.name}: {warning}"
 
 
 def _accuracy_warning(model: LogitsProvider, samples: Samples, expected: ExpectedAccuracy | None) -> str | None:

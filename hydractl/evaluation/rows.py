@@ -15,7 +15,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.overlap import left_out_words, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by
+from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by, kept_conformal
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
@@ -148,19 +148,7 @@ def open_rows_and_sets(
 ) -> tuple[list[Model], list[EvalSet]]:
     """Return the rows and the data sets of a command, after every check that can be made before any work.
 
-    The arguments, and the errors, are those of :func:`find_rows` and :func:`_open_sets`.
-    """
-    resolve_device(options.device)
-    rows = find_rows(models, opening, options, log)
-    sets = _open_sets(options, rows, log)
-    check_scores(rows, sets, options)
-    for row in rows:
-        row.check_sets(sets)
-    return rows, sets
-
-
-def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
-    """Return one row for each MODEL argument, in their order; only headers of files are read.
+    There is one row for each MODEL argument, in their order. Only headers of files are read.
 
     Args:
         models: the MODEL arguments.
@@ -169,33 +157,47 @@ def find_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOp
         log: receives messages.
 
     Raises:
-        UsageError: if two rows have the same name, there are no test data, or a model does not allow an option.
-        InputError: if a file is missing or wrong.
+        UsageError: two rows have the same name, there are no test data, or a model does not allow an option.
+        InputError: a file is missing or wrong, or rows and data sets do not fit together.
     """
+    resolve_device(options.device)
     rows = _open_rows(models, opening, options, log)
     check_names_differ([row.name for row in rows])
-
-    # What `calibrate` chose for a model takes the place of what the model's file holds. It is for the rows of the same
-    # model; if some of them also have the name in the answer, for these only.
     for path in options.calibration:
-        answer = CalibrateAnswer.read(path)
-        of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
-        if not of_the_model:
-            hint = "give the files, class names and prompts that it was chosen for, or leave it out"
-            raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
-        of_that_name = [row for row in of_the_model if row.name == answer.model.name]
-        for row in of_that_name or of_the_model:
-            chosen = chosen_by(answer, path)
-            if chosen.conformal is None and chosen.calibration == row.stored.calibration:
-                # Prediction sets depend on the probabilities alone, which stay the same.
-                chosen = replace(chosen, conformal=row.stored.conformal)
-            row.stored = chosen
-            row.seen = merged(row.seen, checked(answer.seen, path))
-    return rows
+        _take_calibration(path, rows)
+    sets = _open_sets(options, rows, log)
+    check_scores(rows, sets, options)
+    for row in rows:
+        row.check_sets(sets)
+    return rows, sets
+
+
+def _take_calibration(path: str, rows: Sequence[Model]) -> None:
+    """Put what ``calibrate`` chose for a model in the place of what the model's file holds.
+
+    It is for the rows of the same model; if some of them also have the name in the answer, for these only.
+
+    Args:
+        path: the answer of ``calibrate``.
+        rows: all rows.
+
+    Raises:
+        InputError: the file is wrong, or of a model that no row has.
+    """
+    answer = CalibrateAnswer.read(path)
+    of_the_model = [row for row in rows if is_calibrated_by(row, answer)]
+    if not of_the_model:
+        hint = "give the files, class names and prompts that it was chosen for, or leave it out"
+        raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
+    chosen = chosen_by(answer, path)
+    of_that_name = [row for row in of_the_model if row.name == answer.model.name]
+    for row in of_that_name or of_the_model:
+        row.stored = replace(chosen, conformal=kept_conformal(row, chosen))
+        row.seen = merged(row.seen, checked(answer.seen, path))
 
 
 def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalOptions, log: Log) -> list[Model]:
-    """Return one row for each MODEL argument, in their order; the arguments are those of :func:`find_rows`."""
+    """Return one row for each MODEL argument; the arguments are those of :func:`open_rows_and_sets`."""
     # Open the arguments that are predictions files, and collect the others, which are models that run.
     rows: dict[int, Model] = {}  # by the place of the argument
     models_that_run: dict[int, ModelRef] = {}
@@ -272,15 +274,12 @@ def _warn_of_left_out(
 
 def _eval_set(name: str, role: str, dataset: Dataset, group: str | None = None) -> EvalSet:
     """Return an opened data set with a name and a role; OOD data get no labels, because their classes are others."""
-    labels = None
-    if role in (ID, VAL, CORRUPTION, TRAIN):
-        labels = dataset.labels
     return EvalSet(
         name=name,
         role=role,
         group=group,
         ids=dataset.ids,
-        labels=labels,
+        labels=None if role in (OOD, OOD_VAL) else dataset.labels,
         spec=dataset.spec,
         dataset=dataset,
     )

@@ -201,14 +201,14 @@ _SiteHeads = Annotated[tuple[str, Annotated[HeadCount, Field(ge=1)]], Field(stri
 class _Extra(Record, extra="forbid"):
     """The results that are stored with a model, by key."""
 
-    self_check: Any = None
     averaging: Any = None
-    laplace: Any = None
-    sparse: Any = None
     calibration: Any = None
-    threshold: Any = None
-    ood_score: Any = None
     conformal: Any = None
+    laplace: Any = None
+    ood_score: Any = None
+    self_check: Any = None
+    sparse: Any = None
+    threshold: Any = None
 
 
 class _Document(Record, extra="forbid"):

@@ -206,18 +206,14 @@ def mean_over_sets(of_sets: Resampled, key: str) -> Resampled:
         of_sets: the AUROC against each data set.
         key: the dotted key that the mean gets in the result.
     """
-    sets = len(of_sets.values)
-    values = [value for value in of_sets.values.values() if value is not None]
-    if not values or len(values) < sets:
+    values = [*of_sets.values.values()]
+    if not values or None in values:
         return Resampled({key: None}, {})
-    mean = math.fsum(values) / sets
-
-    aurocs_in_rounds = list(of_sets.rounds.values())
-    auroc_by_round = np.stack(aurocs_in_rounds, axis=1)  # [R, sets]
+    aurocs = np.array(values, dtype=np.float64)  # [sets]
+    aurocs_in_rounds = np.stack([*of_sets.rounds.values()], axis=1)  # [R, sets]
     # fsum rounds an exact sum once. The mean is then the same in any order of the sets, and the same as in `resample`.
-    sums_in_rounds = [math.fsum(values_in_round) for values_in_round in auroc_by_round]
-    mean_in_rounds = np.asarray(sums_in_rounds) / sets
-    return Resampled({key: mean}, {key: mean_in_rounds})
+    sums_in_rounds = [math.fsum(of_round) for of_round in aurocs_in_rounds]
+    return Resampled({key: math.fsum(aurocs) / len(values)}, {key: np.asarray(sums_in_rounds) / len(values)})
 
 
 def intervals(resampled: Resampled) -> dict[str, list[float] | None]:

@@ -313,16 +313,10 @@ def nll_warning(label_log_probs: Floats, classes: int) -> str | None:
         label_log_probs: log p of the label of each sample, in nats, ``[N]``.
         classes: C, the number of classes of the model.
     """
-    uniform = math.log(classes)
-    losses = -label_log_probs
-    low = mean_interval(losses).low
-    if low <= uniform:
+    above = _above_uniform(-label_log_probs, classes)
+    if above is None:
         return None
-    nll = losses.mean()
-    return (
-        f"NLL {nll:.4g} of {len(losses)} samples (at least {low:.4g} by its 95 % "
-        f"interval) is above {uniform:.3f}, that of the uniform prediction"
-    )
+    return f"NLL {-label_log_probs.mean():.4g} of {len(label_log_probs)} samples {above}"
 
 
 def loss_warning(losses: Floats, classes: int) -> str | None:
@@ -330,16 +324,22 @@ def loss_warning(losses: Floats, classes: int) -> str | None:
 
     They are implausible if their mean is clearly above the cross-entropy of the uniform prediction.
     """
+    above = _above_uniform(losses, classes)
+    if above is None:
+        return None
+    return (
+        f"the mean loss {losses.mean():.4g} of the last steps {above}: the training diverged or has not begun to "
+        "learn; lower --lr, or train longer"
+    )
+
+
+def _above_uniform(losses: Floats, classes: int) -> str | None:
+    """Return words on losses whose mean is clearly above log C, the loss of the uniform prediction; else None."""
     uniform = math.log(classes)
     low = mean_interval(losses).low
     if low <= uniform:
         return None
-    mean_loss = losses.mean()
-    return (
-        f"the training ends with a loss of {mean_loss:.4g} (at least {low:.4g} by its 95 % interval), above "
-        f"{uniform:.3f}, that of the uniform prediction: it diverged or has not begun to learn; lower --lr, or train "
-        "longer"
-    )
+    return f"(at least {low:.4g} by its 95 % interval) is above {uniform:.3f}, that of the uniform prediction"
 
 
 # --- calibrations -----------------------------------------------------------------------------------------------------

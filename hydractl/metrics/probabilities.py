@@ -304,18 +304,6 @@ class Block:
         they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # [n]
         return self.arrays.at_least(information, 0.0) * they_differ
 
-    def of_members(self, members: slice) -> Block:
-        """Return a block of some members on the same samples, without a calibration.
-
-        Exponentials, probabilities and entropies of the members are set from this block, and so not computed again.
-        """
-        some = Block(self.logits[members], None, self.arrays)
-        some._powers = Powers(*(values[members] for values in self._powers))
-        some._log_total = self._log_total[members]
-        some.member_probs = self.member_probs[members]
-        some.member_entropy = self.member_entropy[members]
-        return some
-
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
         """Each member's probability of the class of highest p before calibration, [M, n]."""

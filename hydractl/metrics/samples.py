@@ -294,9 +294,9 @@ def samples_and_members(
             part = replace(part, set_sizes=in_set.sum(axis=1), covered=covered)
         parts.append(part)
 
-        # Each member alone takes its exponentials from the block, so that they are computed once.
+        # Each member alone.
         for member, parts_of_member in enumerate(parts_by_member):
-            member_alone = block.of_members(slice(member, member + 1))
+            member_alone = Block(block.logits[member : member + 1])
             scores_alone = {"msp": SCORES["msp"](member_alone)}
             parts_of_member.append(_samples_of_block(member_alone, labels_of_block, scores_alone))
     return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]

@@ -2,7 +2,7 @@
 
 To measure something else, write a subclass of :class:`LogitsProvider` that sets the attributes without a default, and
 defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other methods are right
-for a provider without a file of stored logits that fits nothing. ``rows.find_rows`` opens providers.
+for a provider without a file of stored logits that fits nothing. ``rows.open_rows_and_sets`` opens providers.
 """
 
 from __future__ import annotations
