@@ -273,12 +273,8 @@ def finetune(
         default="given",
     ),
     reset_head: bool = weights(
-        "Start from a classifier with as many classes as --labels, --classes or the data have, of zeros but for "
-        "--init head",
+        "Start from a classifier with as many classes as --labels or the data have, of zeros but for --init head",
         default=False,
-    ),
-    classes: int | None = weights(
-        "Classes of a new classifier, for data without class names [default: what the data have]", at_least=2
     ),
     dropout: float | None = weights(
         "Dropout in each layer, behind attention and in the MLP [default: what the model says]",
@@ -376,8 +372,6 @@ def finetune(
             for problem in method.conflicts(_asked(call)):
                 call.add(problem)
         call.goes_with("patience", "val")
-        if classes is not None and not reset_head and init != "head":
-            call.of("classes", "needs --reset-head or --init head")
         if len(values["lr"]) > 1 and not call.given("val"):
             call.add(f"several values of --lr{call.where('lr')} need --val, which selects among them")
         if len(betas) != 2:

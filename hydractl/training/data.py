@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,42 +98,11 @@ def training_data(
     read_train = Reader(model, train_set, batch_size_of_process, workers, augmentation)
     validation = None
     if val_set is not None:
-        read_val = Reader(model, val_set, batch_size, workers)
-        validation = _validation_batches(read_val, val_set, team)
+        # A single process reads samples of similar length together, which saves padding; of n, each reads every n-th.
+        order = longest_first(val_set) if team.size == 1 else range(team.rank, len(val_set), team.size)
+        first_epoch = 0
+        validation = partial(Reader(model, val_set, batch_size, workers), order, first_epoch)
     return TrainingData(len(train_set), read_train, validation)
-
-
-def _validation_batches(read: Reader, val_set: Dataset, team: Processes) -> ValidationBatches:
-    """Return a function that goes once through the samples that this process validates.
-
-    Args:
-        read: reads batches of the set.
-        val_set: the labelled samples of all processes; this process takes every n-th of n processes.
-        team: the processes.
-
-    Returns:
-        A function that yields batches of inputs and labels; the last batch may have one input more than labels.
-    """
-    order = list(range(len(val_set)))
-
-    # A single process reads samples of similar length together, which saves padding.
-    if team.size == 1:
-        order = longest_first(val_set)
-    samples_of_process = order[team.rank :: team.size]
-    samples_to_compute = list(samples_of_process)
-    others_have_one_more = len(samples_of_process) * team.size < len(val_set)
-    if others_have_one_more:
-        # All processes have to compute equally often: this one computes a sample more, whose label is left out below.
-        samples_to_compute.append(order[0])
-
-    def validation() -> Iterator[tuple[Any, Tensor]]:
-        """Yield batches of inputs and labels."""
-        labels_left = len(samples_of_process)  # of the samples to compute, those with a label that counts
-        for inputs, labels in read(samples_to_compute, 0):
-            yield inputs, labels[:labels_left]
-            labels_left -= len(labels)
-
-    return validation
 
 
 def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log) -> None:

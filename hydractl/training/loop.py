@@ -518,7 +518,7 @@ class Training:
         set_random_state(state, self.device)
 
 
-@torch.no_grad()  # not inference mode: weights gathered from shards in inference mode could not be trained later
+@torch.no_grad()
 def validate(
     model: AnyModel,
     batches: ValidationBatches,
@@ -529,7 +529,7 @@ def validate(
 
     Args:
         model: the model, which is set to eval mode.
-        batches: the samples of this process; an input without a label is computed but not counted.
+        batches: the samples of this process.
         team: all processes, each with its own samples.
         before_batch: called before each batch; may end the validation by raising an exception.
 
@@ -545,13 +545,10 @@ def validate(
     correct = loss = count = 0.0
     for inputs, labels in batches():
         before_batch()
-        labelled = len(labels)
-        log_p = model(inputs)[:labelled]  # [labelled, classes]; the input without a label is the last
-        is_correct = log_p.argmax(-1) == labels
-        loss_of_batch = F.nll_loss(log_p.double(), labels, reduction="sum")
-        correct += int(is_correct.sum())
-        loss += float(loss_of_batch)
-        count += labelled
+        log_p = model(inputs)  # [B, classes]
+        correct += int((log_p.argmax(-1) == labels).sum())
+        loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
+        count += len(labels)
 
     # Sum over all processes. Then each has the same loss, and if it is not finite, all of them stop.
     sums = torch.tensor([correct, loss, count], dtype=torch.float64)  # [3], changed in place by `add`

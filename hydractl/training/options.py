@@ -47,8 +47,7 @@ class WeightOptions:
     Attributes:
         init: ``given``, ``head`` (a classifier drawn by the seed) or ``random`` (all weights).
         reset_head: start from a classifier for other classes.
-        classes: the number of classes; None: as many as the data have.
-        labels: the class names; None: those of the data.
+        labels: the class names of a new classifier; None: those of the data.
         train_last: how many blocks of each tower are trained, from the last; None: all.
         tower: the one tower to train; None or ``both``: all.
         freeze: parts that are not changed, of ``api.finetune.Part``.
@@ -58,7 +57,6 @@ class WeightOptions:
 
     init: str = "given"
     reset_head: bool = False
-    classes: int | None = None
     labels: tuple[str, ...] | None = None
     train_last: int | None = None
     tower: str | None = None

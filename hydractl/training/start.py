@@ -154,16 +154,14 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
         the order of the model's classes.
 
     Raises:
-        UsageError: the model has no classifier and the options do not ask for one, or it has another number of classes
-            than ``--classes`` says.
+        UsageError: the model has no classifier and the options do not ask for one.
     """
     # A new classifier, if it is asked for, or if the body has none.
     if options.reset_head or body.classes == 0:
         if not options.reset_head and options.init != "head":
             need_classifier(body)  # raises, since nothing asks for a classifier
         train_set = _open_labelled(options.train, body, options, options.labels)
-        classes = _count_classes(train_set, options.classes)
-        classifier = with_new_head(body, train_set.label_names, classes, options.seed)
+        classifier = with_new_head(body, train_set.label_names, _count_classes(train_set), options.seed)
     else:
         # Otherwise keep the model's own classifier. `--labels` may rename its classes.
         classifier = body
@@ -172,9 +170,6 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
             nameless = replace(body, description=replace(body.description, labels=None))
             classifier = with_labels(nameless, options.labels)
         train_set = _open_labelled(options.train, classifier, options, classifier.description.labels)
-        if options.classes not in (None, classifier.classes):
-            hint = "add --reset-head for a classifier of another size"
-            raise UsageError(f"--classes {options.classes}: {classifier.name} has {classifier.classes}", hint=hint)
     if options.init == "head":
         classifier = with_drawn_head(classifier, options.seed)
     return classifier, train_set
@@ -239,23 +234,14 @@ def _open_labelled(
     )
 
 
-def _count_classes(dataset: Dataset, asked: int | None) -> int:
-    """Return the number of classes of a labelled set: that of its names, else ``--classes``, else highest label + 1.
-
-    Args:
-        dataset: the set.
-        asked: the value of ``--classes``, or None.
+def _count_classes(dataset: Dataset) -> int:
+    """Return the number of classes of a labelled set: that of its names, else the highest label + 1.
 
     Raises:
-        UsageError: ``--classes`` is not the number of names, or all labels are 0.
+        UsageError: it has no names, and all labels are 0.
     """
     if dataset.label_names is not None:
-        count = len(dataset.label_names)
-        if asked not in (None, count):
-            raise UsageError(f"--classes {asked}: {count} classes have names", hint="name all of them with --labels")
-        return count
-    if asked is not None:
-        return asked
+        return len(dataset.label_names)
     assert dataset.labels is not None  # the set was opened with need_labels
     count = int(dataset.labels.max()) + 1
     if count < 2:

@@ -225,31 +225,28 @@ def _fits(
 
     # A classifier has one tower, and "chains" has one entry for each.
     if len(model.chains) == 1:
-        batches_of_samples = _read(model, data, request, log)
-        return fit_classifier(model, batches_of_samples, validation)
+        return fit_classifier(model, _read(model, data, request, log), validation)
 
     # Two towers: validation needs the features of the class names.
     classes = None
-    if val is not None and named.description.labels is not None:
+    if named.description.labels is not None and val is not None:
         classes = model.zero_shot(named.description.labels, named.description.prompt)
-    batches_of_pairs = _read_pairs(model, data, request, log)
-    return fit_pairs(model, batches_of_pairs, validation, classes)
+    return fit_pairs(model, _read_pairs(model, data, request, log), validation, classes)
 
 
-def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of inputs on the model's device, with the indices of their samples, in the order of the data."""
+def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[Any]:
+    """Yield batches of inputs on the model's device, in the order of the data."""
     with log.progress(data.where, len(data), "samples") as progress:
         for inputs, batch in model_batches(model, data, request.batch_size, request.workers):
-            yield inputs, batch.indices
+            yield inputs
             progress.advance(len(batch.indices))
 
 
 def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
     """Yield batches of images and captions on the model's device, in the order of the data."""
     read = Reader(model, data, request.batch_size, request.workers)
-    all_samples = range(len(data))
     first_epoch = 0
     with log.progress(data.where, len(data), "pairs") as progress:
-        for images, captions in read(all_samples, first_epoch):
+        for images, captions in read(range(len(data)), first_epoch):
             yield images, captions
-            progress.advance(images.shape[0])
+            progress.advance(len(images))

@@ -62,7 +62,7 @@ def posterior_of(file: FileTensors, member: int, tower: str) -> Posterior:
 def test_of_one_sample_it_is_the_exact_hessian() -> None:
     """All samples alike, the curvature is one Kronecker product: nothing is approximated."""
     model, batch, prior = built("class-token"), images(1).double(), 0.7
-    (fit,) = fit_classifier(model, [(batch.repeat(4, 1, 1, 1), None)] * 2, None)
+    (fit,) = fit_classifier(model, [batch.repeat(4, 1, 1, 1)] * 2, None)
     curvature = fit.curvatures["main"]
     stock: Any = copy.deepcopy(shared_stock("class-token")).double()
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_of_one_sample_it_is_the_exact_hessian() -> None:
 
 def test_the_factors_are_means_over_samples_of_any_batches() -> None:
     model, batch = built("class-token"), images(5).double()
-    (fit,) = fit_classifier(model, [(batch[:3], None), (batch[3:], None)], None)
+    (fit,) = fit_classifier(model, [batch[:3], batch[3:]], None)
     stock: Any = copy.deepcopy(shared_stock("class-token")).double()
     with torch.no_grad():
         features = stock.forward_head(stock.forward_features(batch), pre_logits=True)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,8 +55,8 @@ in Baumann et al. 2024; more are cut into equal parts."""
 CELLS_AT_ONCE = 2**25
 """So many logits at most are computed at once: 256 MiB in float64, of which a few copies are held."""
 
-InputsAndOthers = Iterable[tuple[Any, Any]]
-"""Batches: inputs on the model's device, together with e.g. their captions or labels."""
+Inputs = Iterable[Any]
+"""Batches of inputs on the model's device."""
 
 LogitsOfPosteriors = Callable[[Sequence[Posterior]], Tensor]
 """A function from the posteriors of a member's layers to its logits ``[N, classes]`` on validation data."""
@@ -141,9 +142,7 @@ class LaplaceFit:
         if self.logits is None or labels is None:
             priors = {}
             for tower, curvature in self.curvatures.items():
-                evidence = [curvature.evidence(prior, count) for prior in PRIORS]
-                index_of_highest = evidence.index(max(evidence))
-                priors[tower] = PRIORS[index_of_highest]  # the first of equals
+                priors[tower] = max(PRIORS, key=partial(curvature.evidence, count=count))  # the first of equals
             return priors
         logits_of = self.logits
 
@@ -173,7 +172,7 @@ _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
 
 
 @torch.no_grad()
-def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOthers | None) -> list[LaplaceFit]:
+def fit_classifier(model: HydraModel, batches: Inputs, val: Inputs | None) -> list[LaplaceFit]:
     """Return the curvature of each member's classifier: how much its loss bends if the weights change.
 
     The curvature of a layer is approximated by a Kronecker product of two small matrices: A = mean x x' ``[d, d]`` over
@@ -194,16 +193,16 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
     layers = [layers_of_member[0] for layers_of_member in last_layers(model)]
 
     # Sum the factors of each member over all samples: x x' for A, and diag p - p p' for B.
-    sums_of_a: list[Any] = [0.0 for _ in layers]  # of tensors [d, d]
-    sums_of_b: list[Any] = [0.0 for _ in layers]  # of tensors [C, C]
+    sums_of_a: list[Any] = [0.0] * len(layers)  # of tensors [d, d]
+    sums_of_b: list[Any] = [0.0] * len(layers)  # of tensors [C, C]
     samples = 0
     for logits, features in _outputs(model, batches):
         samples += logits.shape[1]
         for member, layer in enumerate(layers):
             x = with_one(features[member], layer.bias)  # [B, d]; with a bias, a column of ones is appended
-            sums_of_a[member] = sums_of_a[member] + x.T @ x
+            sums_of_a[member] += x.T @ x
             p = logits[member].softmax(dim=-1)  # [B, C]
-            sums_of_b[member] = sums_of_b[member] + torch.diag(p.sum(dim=0)) - p.T @ p
+            sums_of_b[member] += torch.diag(p.sum(dim=0)) - p.T @ p
 
     validation: list[_LogitsAndFeatures] = []
     if val is not None:
@@ -220,7 +219,7 @@ def fit_classifier(model: HydraModel, batches: InputsAndOthers, val: InputsAndOt
     return fits
 
 
-def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAndFeatures]:
+def _outputs(model: HydraModel, batches: Inputs) -> Iterator[_LogitsAndFeatures]:
     """Yield the logits ``[M, B, C]`` of each batch, and for each member the features ``[B, D]`` of its classifier.
 
     Both are float64 on the CPU.
@@ -229,7 +228,7 @@ def _outputs(model: HydraModel, batches: InputsAndOthers) -> Iterator[_LogitsAnd
         InputError: the logits are not a linear function of these features.
     """
     linear_maps = list(classifiers(model))
-    for inputs, _ in batches:
+    for inputs in batches:
         logits, features = read_features(model, inputs)
         for member, (weight, bias) in enumerate(linear_maps):
             check_linear(logits[member], features[member], weight, bias)
@@ -264,14 +263,14 @@ def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer:
 
 @torch.no_grad()
 def fit_pairs(
-    model: HydraModel, batches: InputsAndOthers, val: InputsAndOthers | None, classes: HydraModel | None
+    model: HydraModel, batches: Iterable[tuple[Any, Any]], val: Inputs | None, classes: HydraModel | None
 ) -> list[LaplaceFit]:
     """Compute the curvature of both projections of each member, from pairs of images and captions.
 
     Args:
         model: the model.
         batches: images and captions from which the curvatures are computed.
-        val: validation images and their labels; None without.
+        val: validation images; None without.
         classes: the model with the classes of ``val`` as its prompts; None without.
 
     Returns:
@@ -293,14 +292,14 @@ def fit_pairs(
     # Do the same for the validation images and for the prompts of their classes; a class may have several prompts.
     compared: list[Tensor] = []  # empty, or [M, N, 1, d] for images and [M, classes, prompts, d] for classes
     if val is not None and classes is not None and classes.prompted is not None:
-        images_to_classify = [read_images(pixels) for pixels, _ in val]
+        images_to_classify = [read_images(pixels) for pixels in val]
         prompts_of_classes = [read_texts(prompts) for prompts in classes.prompted.inputs(256)]
         compared.append(torch.cat(images_to_classify, dim=1))
         compared.append(torch.cat(prompts_of_classes, dim=1))
 
     fits = []
     for member, layers in enumerate(layers_of_members):
-        curvatures = _curvatures_of_towers(model, member, layers, (images[member], texts[member]))
+        curvatures = _curvatures_of_towers(model, member, layers, [images[member], texts[member]])
         logits_of: LogitsOfPosteriors | None = None
         if compared:
             compared_by_member = [inputs[member] for inputs in compared]
@@ -310,7 +309,7 @@ def fit_pairs(
 
 
 def _curvatures_of_towers(
-    model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: tuple[Tensor, Tensor]
+    model: HydraModel, member: int, layers: Sequence[LastLayer], inputs: Sequence[Tensor]
 ) -> dict[str, Curvature]:
     """Return the curvatures of the projections of both towers of one member, by the name of the tower.
 
@@ -325,30 +324,21 @@ def _curvatures_of_towers(
     """
     # The features of both towers before they are normalised. If a projection has a bias, its inputs get a column of
     # ones and its weight the bias as another column.
-    network = model.networks[member]
-    image_layer, text_layer = layers
-    images, texts = inputs
-    images = with_one(images, image_layer.bias)
-    texts = with_one(texts, text_layer.bias)
-    image_features = images @ image_layer.weight.T  # [N, D]
-    text_features = texts @ text_layer.weight.T  # [N, D]
+    entering = [with_one(x, layer.bias) for x, layer in zip(inputs, layers, strict=True)]  # [N, d] each
+    features = [x @ layer.weight.T for x, layer in zip(entering, layers, strict=True)]  # [N, D] each
 
     # How the model turns cosines into logits, and whether each pair is judged alone (sigmoid) or among others.
-    scale, bias = scale_and_bias(model.family, network, image_features)
+    network = model.networks[member]
+    scale, bias = scale_and_bias(model.family, network, features[0])
     each_alone = model.family.judges_each_pair(network)
-
-    def curvature_of(layer: LastLayer, entering: Tensor, features: Tensor, others: Tensor) -> Curvature:
-        """Compute the curvature of one tower's projection; its features are compared with those of the other tower."""
-        x = entering.cpu().double()  # [N, d], the inputs of the projection
-        samples = x.shape[0]
-        a = x.T @ x / samples  # A = E[x x']
-        b = compared_factor(features, others, float(scale), float(bias), each_alone)
-        return Curvature.from_factors(a, b, layer)
-
-    return {
-        image_layer.tower: curvature_of(image_layer, images, features=image_features, others=text_features),
-        text_layer.tower: curvature_of(text_layer, texts, features=text_features, others=image_features),
-    }
+    curvatures = {}
+    for index, layer in enumerate(layers):
+        x = entering[index].cpu().double()
+        a = x.T @ x / len(x)  # A = E[x x']
+        others = features[1 - index]
+        b = compared_factor(features[index], others, float(scale), float(bias), each_alone)
+        curvatures[layer.tower] = Curvature.from_factors(a, b, layer)
+    return curvatures
 
 
 def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
