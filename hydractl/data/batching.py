@@ -96,23 +96,14 @@ def batches(
         may_skip_all: whether no error is raised if every sample was skipped.
 
     Raises:
-        IndexError: for an index outside the data set.
         InputError: if every sample was skipped.
         HydraError: if a worker process was killed. An error of reading is raised unchanged, also from a worker.
     """
     if workers is None:
         workers = default_workers(dataset)
 
-    # Choose the order of the samples, and check it.
-    if indices is None:
-        order = longest_first(dataset)
-    else:
-        order = [int(index) for index in indices]
-    total = len(dataset)
-    for index in order:
-        if index < 0 or index >= total:
-            raise IndexError(f"sample {index} of {total}")
-
+    # Choose the order of the samples, and cut it into batches.
+    order = longest_first(dataset) if indices is None else [int(index) for index in indices]
     reader = _BatchReader(dataset, collate, batches_of(order, batch_size))
     busy_workers = min(workers, len(reader))
 

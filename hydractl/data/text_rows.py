@@ -182,6 +182,7 @@ def _csv_fields(spec: DataSpec) -> Fields:
     For a row that cannot be read, a text that says why takes the place of the fields. Blank lines are skipped. Reading
     ends at the first row that cannot be read, because what follows is uncertain.
     """
+    csv.field_size_limit(_LONGEST_LINE)  # of this process; 131,072 characters before
     lines = (line for _, line in numbered_lines(spec, bom=True))
     reader = csv.reader(lines, strict=True)
 
@@ -189,8 +190,7 @@ def _csv_fields(spec: DataSpec) -> Fields:
     while True:
         place = f"line {reader.line_num + 1}"
         try:
-            with _long_fields():
-                fields = next(reader)
+            fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
@@ -201,16 +201,6 @@ def _csv_fields(spec: DataSpec) -> Fields:
             return
         if fields:
             yield place, fields
-
-
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Allow long fields during one call. The limit of 131,072 characters is the process's own, and is restored."""
-    before = csv.field_size_limit(_LONGEST_LINE)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
 
 
 def numbered_lines(spec: DataSpec, *, bom: bool = False) -> Iterator[tuple[int, str]]:

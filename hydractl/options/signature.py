@@ -71,22 +71,11 @@ class Declared:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """The options of the verb: those of the function's parameters, and the three that only a terminal has.
-
-        They come in the order of the signature, except that ``data`` stands behind ``output``, and ``json`` behind
-        ``force``; ``quiet`` and ``verbose`` are last.
-        """
-        of_a_terminal = {name: _completed(option, name, [bool]) for name, option in OF_A_TERMINAL.items()}
+        """The options of the verb: those of the function's parameters in their order, and those of a terminal."""
         options = []
-        parameters = self.signature.parameters
-        names = list(parameters)
-        if "data" in names:  # first in some signatures, so that a program may give them by position
-            names.remove("data")
-            names.insert(names.index("output") + 1, "data")
-        for name in names:
+        for name, parameter in self.signature.parameters.items():
             # The option is declared as the default, ``keep: int = opt(...)``, or in the type, ``Annotated[int, opt()]``
             # with a plain default. A parameter without any is an argument for Python alone.
-            parameter = parameters[name]
             types = _parts_of(parameter.annotation)
             declared = parameter.default
             if not isinstance(declared, Option):
@@ -95,9 +84,8 @@ class Declared:
                     continue
                 declared = replace(declared, default=parameter.default)
             options.append(_completed(declared, name, types))
-            if name == "force":
-                options.append(of_a_terminal.pop("json"))
-        return (*options, *of_a_terminal.values())
+        of_a_terminal = [_completed(option, name, [bool]) for name, option in OF_A_TERMINAL.items()]
+        return (*options, *of_a_terminal)
 
     @cached_property
     def by_name(self) -> dict[str, Option]:

@@ -48,8 +48,7 @@ def names_of_options(verbs: Sequence[str], way: Way) -> dict[str, str]:
 def about_option(name: str, verb: str | None, way: Way) -> str:
     """Return the end of a message about an unknown option, such as ``; did you mean --keep?``; empty without a guess.
 
-    The guesses, in this order: other verbs have it; a name of this verb is spelled alike; a name of any verb is spelled
-    nearly the same.
+    The guesses, in this order: other verbs have it; a name of this verb, or of any if there is none, is spelled alike.
 
     Args:
         name: the unknown name without a prefix such as ``--`` or ``HYDRACTL_``; ``-`` and ``_`` count as the same.
@@ -57,26 +56,10 @@ def about_option(name: str, verb: str | None, way: Way) -> str:
         way: how options are written where it was given.
     """
     option_name = name.replace("_", "-").lower()
-    of_this_verb = {} if verb is None else names_of_options([verb], way)
-    if option_name not in of_this_verb:
-        others = _verbs_with(option_name, way)
-        if others:
-            return f"; see {others}"
-    of_any_verb = names_of_options(list(VERBS), way)
-
-    def of_others(near: str) -> str:
-        """Return how the option is written, and which verbs have it."""
-        return f"{of_any_verb[near]} of {_verbs_with(near, way)}"
-
-    if verb is None:
-        return did_you_mean(option_name, of_any_verb, of_any_verb.__getitem__)
-    meant = did_you_mean(option_name, of_this_verb, of_this_verb.__getitem__)
-    return meant or did_you_mean(option_name, of_any_verb, of_others, cutoff=0.8)
-
-
-def _verbs_with(name: str, way: Way) -> str:
-    """Return the verbs that have an option of this name, ``hydractl a, b or c``; empty if none has it."""
-    verbs = [verb for verb in VERBS if name in names_of_options([verb], way)]
+    known = names_of_options(list(VERBS) if verb is None else [verb], way)
+    verbs = [other for other in VERBS if option_name in names_of_options([other], way)]
+    if not verbs or option_name in known:
+        return did_you_mean(option_name, known, known.__getitem__)
     if len(verbs) > _MOST_VERBS:
-        return f"hydractl {', '.join(verbs[:_MOST_VERBS])} and others"
-    return f"hydractl {either(verbs)}" if verbs else ""
+        return f"; see hydractl {', '.join(verbs[:_MOST_VERBS])} and others"
+    return f"; see hydractl {either(verbs)}"

@@ -53,12 +53,6 @@ def test_indices_and_unlabelled(workers: int) -> None:
     assert list(batches(data, stacked, 2, workers=workers, indices=[])) == []
 
 
-def test_arguments_are_checked_at_the_call() -> None:
-    data = open_data("builtin:photos", limit=3)
-    with pytest.raises(IndexError, match="sample 3 of 3"):
-        batches(data, stacked, 1, indices=[0, 3])
-
-
 def test_no_process_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.utils.data.DataLoader", None)
     data = open_data("builtin:photos", limit=3)

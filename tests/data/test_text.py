@@ -67,9 +67,7 @@ def test_any_text_comes_back_as_it_is(tmp_path: Path, suffix: str) -> None:
         path.write_bytes(path.read_bytes().replace(b"NUL", b"\0"))
     else:
         write(path, lines([{"text": text} for text in strange]))
-    limit = csv.field_size_limit()
     assert texts(open_data(str(path))) == strange
-    assert csv.field_size_limit() == limit
 
 
 def test_tsv_takes_quotes_and_commas_as_they_are(tmp_path: Path) -> None:

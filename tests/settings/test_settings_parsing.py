@@ -87,9 +87,9 @@ def test_all_problems_of_all_sources_at_once(refused: Refused) -> None:
     assert refused("prune", flags, {"HYDRACTL_JSON": "perhaps"}, yaml) == [
         "--keep takes one value, not a list (hydra.yaml:prune.keep)",
         "--samples must be at least 1, not 0 (hydra.yaml:prune.samples)",
-        "--json must be true or false, not 'perhaps' (HYDRACTL_JSON)",
         "--workers must be at least 0, not -1 (hydra.yaml:workers)",
         "--batch-size must be a whole number, not 'x' (flag)",
+        "--json must be true or false, not 'perhaps' (HYDRACTL_JSON)",
         "hydra.yaml: unknown key 'sope' of prune; did you mean 'scope'?",
         "prune takes one MODEL, not 2 (flag)",
     ]

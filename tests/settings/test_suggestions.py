@@ -17,7 +17,6 @@ from hydractl.options.sources import unknown_variables
     ("verb", "flag", "said"),
     [
         ("finetune", "--warmup", "; did you mean warmup in a recipe or hydra.yaml?"),
-        ("predict", "--treshold", "; did you mean --threshold of hydractl eval, calibrate or study?"),
         ("eval", "--html", "; see hydractl report"),
         ("eval", "--budget", "; see hydractl extract-circuit"),
         ("bench", "--keep", "; see hydractl score, extract-circuit or prune"),
