@@ -16,8 +16,6 @@ from hydractl.expressions.data_sets import TEXT_SUFFIXES, DataSpec
 # Names under which the column of images and the column of captions are found; open_clip uses filepath and title.
 _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("caption", "title", "text")}
 
-_TROUBLE = "pair cannot be used"
-
 
 def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the pairs of images and captions that ``captions:PATH`` names, without labels.
@@ -79,7 +77,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
             problems.append(f"{image_id} has no caption, or an empty one")
         else:
             captions.append(text)
-    refuse_rows(spec, problems, _TROUBLE, f"where captions are: ?caption={caption_source}")
+    refuse_rows(spec, problems, f"where captions are: ?caption={caption_source}")
     return images, captions
 
 
@@ -141,5 +139,5 @@ def _read_texts(
         for key, text in texts_of_row.items():
             texts[key].append(text)
 
-    read_rows(spec, table, {key: _NAMES[key] for key in keys}, add, limit, _TROUBLE)
+    read_rows(spec, table, {key: _NAMES[key] for key in keys}, add, limit)
     return places, texts

@@ -130,11 +130,8 @@ def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -
         raise InputError(f"{spec.where}: no texts in the file")
     dataset = Texts(spec.text, spec.where, RowIds(name, len(texts)), texts)
 
-    # ?label= names a column that no row has.
     label_column = spec.query.get("label", _LABEL)
     given_labels = [label for label in labels if label is not None]
-    if not given_labels and "label" in spec.query and label_column not in keys:
-        return dataset, RawLabels(problems=[f"no row has {label_column!r}, which ?label= names"])
     hint = f"the rows have {', '.join(keys[:MOST_COLUMNS_SHOWN])}: name what holds the labels with ?label=NAME"
     raw = labels_of_column(labels, table.class_names.get(label_column), hint)
     raw.from_text = table.plain and all(INTEGER.fullmatch(text) for text in given_labels)

@@ -319,8 +319,7 @@ def choose_columns(
         names: the known names of each column, by the setting that names it: ``{"text": ["sentence", "review"]}``
             takes a column ``sentence`` or ``review`` for the text, unless the SPEC has ``?text=NAME``.
         available: the columns of the file, or the keys of its first row.
-        what: how messages call a column: ``column``, or ``key`` for rows that have keys of their own. With ``key``, a
-            label that the first row lacks is accepted, because a later row may have it.
+        what: how messages call a column: ``column``, or ``key`` for rows that have keys of their own.
 
     Returns:
         The name of each column by its setting; those that a file need not have may be left out.
@@ -332,8 +331,6 @@ def choose_columns(
     columns = {key: spec.query[key] for key in names if key in spec.query}
     it_has = f"it has {_shown_columns(available)}"
     missing = {key: name for key, name in columns.items() if name not in available}
-    if what == "key":
-        missing.pop("label", None)
     if missing:
         listed = " and ".join(f"?{key}={name}" for key, name in missing.items())
         near = _hint_at_similar(missing.values(), available)
@@ -408,7 +405,6 @@ def read_rows(
     names: Mapping[str, Sequence[str]],
     add: Callable[[TextRow, Mapping[str, str]], None],
     limit: int | None,
-    trouble: str = "row cannot be read",
 ) -> None:
     """Call ``add`` with each of the first ``limit`` rows of a table, and with the name of each needed column.
 
@@ -421,7 +417,6 @@ def read_rows(
         names: the known names of each column, by the setting that names it; see :func:`choose_columns`.
         add: takes a row and the columns; it raises a ValueError, the end of a sentence, for one that cannot be used.
         limit: how many rows are read; None means all.
-        trouble: what is wrong with a row that cannot be used, e.g. ``row cannot be read``.
 
     Raises:
         InputError: if columns are missing, or rows are broken (all are listed).
@@ -447,26 +442,11 @@ def read_rows(
         problems.append(f"{row.place} {problem}")
         if len(problems) == _MOST_PROBLEMS:
             break
-    refuse_rows(spec, problems, trouble)
+    refuse_rows(spec, problems)
 
 
-def refuse_rows(spec: DataSpec, problems: Sequence[str], trouble: str, hint: str | None = None) -> None:
-    """Raise an error that lists the rows that cannot be used, if there are any.
-
-    Args:
-        spec: the SPEC of the rows.
-        problems: one line for each of them.
-        trouble: what is wrong with one, e.g. ``row cannot be read``.
-        hint: the hint of the error.
-    """
-    if not problems:
-        return
-
-    # Three problems make "row cannot be read" into "3 rows cannot be read". Reading stops at the largest number of
-    # problems, so there may be more then.
-    noun, _, rest = trouble.partition(" ")
-    count = len(problems)
-    counted = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-    if count == _MOST_PROBLEMS:
-        counted = f"{count} or more {noun}s"
-    raise InputError(f"{spec.where}: {counted} {rest}", hint=hint, problems=problems)
+def refuse_rows(spec: DataSpec, problems: Sequence[str], hint: str | None = None) -> None:
+    """Raise an error that lists the rows that cannot be used, one line for each, if there are any."""
+    if problems:
+        count = f"{len(problems)} or more" if len(problems) == _MOST_PROBLEMS else len(problems)
+        raise InputError(f"{spec.where}: rows that cannot be used: {count}", hint=hint, problems=problems)

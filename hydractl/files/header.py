@@ -6,7 +6,6 @@ same tensors and the same description give the same bytes, in whatever order the
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -107,7 +106,9 @@ def read_header(path: str | Path) -> Header:
 
     # The file has 8 bytes with the length of the header, the header, and the data. The header is a JSON object that
     # maps the name of each tensor to its dtype, shape and place in the data; the entry __metadata__ holds texts.
-    entries = _parse_header(text, path)
+    entries = parse_json(text, f"the header of {path}")
+    if not isinstance(entries, dict):
+        raise InputError(f"{path} has a header that is not a JSON object")
     metadata = _checked_metadata(entries.pop("__metadata__", {}), path)
     data_start = 8 + len(text)
     data_bytes = status.st_size - data_start
@@ -199,31 +200,6 @@ def _refuse_other_kind(beginning: bytes, path: Path) -> None:
         raise InputError(f"{path} is a GGUF file, not safetensors", hint=hint)
 
 
-def _parse_header(text: bytes, path: Path) -> dict[str, object]:
-    """Return the JSON object of a header: its metadata, and an entry for each tensor.
-
-    Raises:
-        InputError: the header is not a JSON object, or has a key twice, which programs read in different ways.
-    """
-
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
-        """Return a JSON object from its keys and values, as json.loads asks for each; refuse a repeated key."""
-        value_of_key = dict(pairs)
-        if len(value_of_key) != len(pairs):
-            raise InputError(f"{path} has a header with the same key twice")
-        return value_of_key
-
-    try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)
-    except UnicodeDecodeError:
-        raise InputError(f"{path} has a header that is not UTF-8, so it is no safetensors file") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} has a header that is not JSON, so it is no safetensors file") from None
-    if not isinstance(header, dict):
-        raise InputError(f"{path} has a header that is not a JSON object")
-    return header
-
-
 def _check_entries(entries: Mapping[str, Any], data_bytes: int, path: Path) -> dict[str, TensorInfo]:
     """Return the tensors that the entries of a header describe, after checking them.
 
@@ -267,8 +243,6 @@ _KEYS_OF_ENTRY = {"dtype", "shape", "data_offsets"}
 
 def _name_problem(name: str) -> str | None:
     """Return what is wrong with the name of a tensor, without the name itself; None if nothing is."""
-    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
-        return "holds half a character (an unpaired surrogate)"
     if not name or name.startswith("/") or "\\" in name or "\0" in name or ".." in name.split("/"):
         return "looks like a path"
     return None

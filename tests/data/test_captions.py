@@ -151,7 +151,7 @@ def test_what_is_wrong_with_rows_is_said_by_line() -> None:
         {"image": "in/1.png", "caption": ["a tin", "a box"]},
     ]
     Path("a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{no json\n")
-    with pytest.raises(InputError, match="5 pairs cannot be used") as caught:
+    with pytest.raises(InputError, match="rows that cannot be used: 5") as caught:
         open_data("captions:a.jsonl")
     said = [*caught.value.problems]
     assert said[:3] == [
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_rows_is_said_by_line() -> None:
 
 def test_a_shard_without_captions() -> None:
     shards("s-{}.tar")
-    with pytest.raises(InputError, match="3 pairs cannot be used") as caught:
+    with pytest.raises(InputError, match="rows that cannot be used: 3") as caught:
         open_data("captions:s-0.tar?caption=said")
     assert caught.value.problems[0] == "s-0.tar/000 has no caption, or an empty one"
 

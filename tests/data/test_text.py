@@ -189,7 +189,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert open_data(f"{path}?label=idx").labels.tolist()[:3] == [0, 1, 2]  # type: ignore[union-attr]
     with pytest.raises(InputError, match="no column for \\?text=txt: it has 'idx', 'sentence', 'label'"):
         open_data(f"{path}?text=txt")
-    with pytest.raises(InputError, match="rows cannot be read") as error:
+    with pytest.raises(InputError, match="rows that cannot be used") as error:
         open_data(f"{path}?text=idx")
     assert error.value.problems[0] == "row 1 has 0 for 'idx', which is no text"
     (tmp_path / "b.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-100])

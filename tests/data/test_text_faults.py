@@ -56,16 +56,17 @@ JSON_LINES = {
 @pytest.mark.parametrize("line", JSON_LINES, ids=lambda line: line[:20])
 def test_a_broken_json_line(tmp_path: Path, line: str) -> None:
     error = refusal(tmp_path / "a.jsonl", '{"text": "x"}\n' + line + '\r\n{"text": "y"}\n')
-    assert isinstance(error, InputError) and error.message.endswith("1 row cannot be read")
+    assert isinstance(error, InputError) and error.message.endswith("rows that cannot be used: 1")
     assert error.problems == [JSON_LINES[line]]
 
 
 def test_all_broken_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     good, bad = '{"text": "x"}\n', "{\n"
     error = refusal(tmp_path / "a.jsonl", good + bad + good + bad)
-    assert error.message.endswith("2 rows cannot be read") and [p[:7] for p in error.problems] == ["line 2 ", "line 4 "]
+    assert error.message.endswith("rows that cannot be used: 2")
+    assert [p[:7] for p in error.problems] == ["line 2 ", "line 4 "]
     error = refusal(tmp_path / "a.jsonl", bad * 1000)
-    assert error.message.endswith("20 or more rows cannot be read") and len(error.problems) == 20
+    assert error.message.endswith("rows that cannot be used: 20 or more") and len(error.problems) == 20
 
 
 def test_pairs_and_single_texts_do_not_mix(tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_labels_out_of_range_and_missing(tmp_path: Path) -> None:
     assert "no label for sample a.csv#0" in error.message
     assert error.hint is not None and "text, Label" in error.hint and "?label=NAME" in error.hint
     asked = refusal(tmp_path / "a.jsonl", '{"text": "a", "lbl": 1}\n', "?label=gold")
-    assert asked.problems == ["no row has 'gold', which ?label= names"]
+    assert asked.message.endswith("no key for ?label=gold: it has 'text', 'lbl'")
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
