@@ -33,10 +33,8 @@ class SeenRecord(Record):
     """Number of its samples that were used."""
     hashes: Annotated[str, AfterValidator(_whole_digests)]
     """Base64 of the first six bytes of each sample's SHA-256, ascending, each once."""
-    decoder: str | None = optional(
-        "Versions of what decoded its images; empty for texts and arrays. Older files, whose fingerprints are of bytes "
-        "as they were stored, lack it."
-    )
+    decoder: str
+    """Versions of what decoded its images; empty for texts and arrays."""
 
 
 HeadCount = Annotated[Count, Field(le=MOST_HEADS)]
