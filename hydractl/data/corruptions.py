@@ -469,34 +469,20 @@ def shifted_along(x: Pixels, radius: float, sigma: float, angle: float) -> Pixel
     Returns:
         The blurred image, ``[height, width, channels]``.
     """
+    height, width, _ = x.shape
     reach = 2 * math.ceil(radius)
-    distances = np.arange(reach + 1)
-    weights = _bell(distances, sigma)
-
-    # The shift in whole pixels for each distance along the direction.
+    weights = _bell(np.arange(reach + 1), sigma)
     direction = math.radians(angle)
-    steps_down = _nearest_integers(distances * math.sin(direction))
-    steps_right = _nearest_integers(distances * math.cos(direction))
+    padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="edge")
 
-    # Each pixel of the result is the weighted sum of the pixels at all distances from it in this direction.
+    # Each pixel of the result is the weighted sum of the pixels at all distances from it in this direction, in whole
+    # pixels; halves are rounded down.
     blurred = np.zeros_like(x)
     for distance, weight in enumerate(weights):
-        shifted = _shifted(x, steps_down[distance], steps_right[distance])
-        blurred += weight * shifted
+        top = reach + math.ceil(distance * math.sin(direction) - 0.5)
+        left = reach + math.ceil(distance * math.cos(direction) - 0.5)
+        blurred += weight * padded[top : top + height, left : left + width]
     return blurred
-
-
-def _shifted(x: Pixels, down: int, right: int) -> Pixels:
-    """Return an image in which each pixel shows the pixel ``down`` rows below and ``right`` columns to its right.
-
-    Beyond the border the edge pixels are repeated.
-    """
-    height, width, _ = x.shape
-    last_row = height - 1
-    last_column = width - 1
-    rows = np.clip(np.arange(height) + down, 0, last_row)
-    columns = np.clip(np.arange(width) + right, 0, last_column)
-    return x[rows][:, columns]
 
 
 def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
@@ -505,12 +491,6 @@ def _bell(distances: npt.NDArray[np.int_], sigma: float) -> Pixels:
     weights = np.exp(exponents)
     total = weights.sum()
     return weights / total
-
-
-def _nearest_integers(values: npt.NDArray[Any]) -> npt.NDArray[np.int_]:
-    """Round to the nearest integers; halves are rounded down."""
-    nearest = np.ceil(values - 0.5)
-    return nearest.astype(int)
 
 
 def plasma(height: int, width: int, decay: float, random: np.random.RandomState) -> Pixels:
