@@ -268,13 +268,6 @@ def _rank_and_size() -> tuple[int, int]:
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size in ("", "1"):
         return 0, 1
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        names = ", ".join(missing)
-        raise UsageError(
-            f"WORLD_SIZE is set, but not {names}",
-            hint="start several processes with torchrun, or unset WORLD_SIZE",
-        )
     rank = _number("RANK")
     size = _number("WORLD_SIZE")
     if rank >= size:
@@ -291,5 +284,6 @@ def _number(name: str) -> int:
     text = os.environ.get(name, "")
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     if not is_number:
-        raise UsageError(f"{name} is {text!r}, not a number", hint="torchrun sets it")
+        hint = "start several processes with torchrun, which sets it, or unset WORLD_SIZE"
+        raise UsageError(f"{name} is {text!r}, not a number", hint=hint)
     return int(text)
