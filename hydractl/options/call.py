@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hydractl.errors import refuse_options
-from hydractl.files.header import PICKLES
 from hydractl.log import Log
 from hydractl.options.option import Option, value_text
 from hydractl.options.signature import OF_A_TERMINAL, Declared
@@ -34,13 +33,7 @@ Kind = TypeVar("Kind")
 
 EXPORTED = {".onnx": "onnx", ".pt2": "pt2"}
 """The format of an exported file, by the ending of its name."""
-_NO_WEIGHTS = (
-    *PICKLES,
-    *(".json", ".jsonl", ".csv", ".tsv", ".txt", ".md", ".html", ".yaml", ".yml", ".toml", ".log", ".py", ".sh"),
-    *(".npz", ".npy", ".parquet", ".gz", ".zip", ".tar", ".png", ".jpg", ".jpeg", ".svg", ".pdf"),
-    *(".gguf", ".h5", ".pb", ".tflite", ".ort", ".pte", ".engine", ".mlmodel", ".mlpackage"),
-)
-"""Endings of other kinds of files. A checkpoint of such a name would be taken for one, or refused when it is read."""
+_OF_WEIGHTS = (".st", ".safetensors")
 
 
 @dataclass
@@ -368,7 +361,7 @@ def _check_output(call: Call) -> None:
     - a verb that writes JSON: any name, also ``-``, which is standard output;
     - one that writes anything else: not ``-``;
     - a folder: no name that ends like a file of hydractl;
-    - weights: no name that ends like a file of another kind; but ``.json`` if the verb can write JSON instead;
+    - weights: ``.st``, ``.safetensors`` or no ending; but ``.json`` if the verb can write JSON instead;
     - exports: any other name is checked by the verb.
     """
     verb, writes = call.verb, call.declared.writes
@@ -391,9 +384,7 @@ def _check_output(call: Call) -> None:
 def name_for_weights(name: str) -> str | None:
     """Return what to name a checkpoint whose name ends like a file of another kind, e.g. ``a.onnx``; else None."""
     stem, ending = os.path.splitext(name)
-    kind = EXPORTED.get(ending.lower())
-    if kind is not None:  # the name of an export: name the checkpoint .st, and export it
-        return f"name it {stem}.st; hydractl export {stem}.st --format {kind} then writes {stem}{ending.lower()}"
-    if name.lower().endswith(_NO_WEIGHTS):
-        return f"name it {stem}.st"
-    return None
+    is_ending = ending[1:].isalnum()  # that of vit.taylor-8 is none
+    if not is_ending or ending.lower() in _OF_WEIGHTS:
+        return None
+    return f"name it {stem}.st; hydractl export makes .onnx and .pt2 of it"

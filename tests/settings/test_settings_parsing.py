@@ -53,13 +53,12 @@ NEEDED: dict[str, dict[str, Any]] = {
         ("bench", "require", ["r=>1"], "--require must be [NAME:]KEY>=NUMBER (or <=, >, <, ==), not 'r=>1' (flag)"),
         ("fuse", "merge", ["none,mlp"], "--merge none stands alone, not with the others: none,mlp (flag)"),
         ("fuse", "merge", ["mlp,auto"], "--merge auto stands alone, not with the others: mlp,auto (flag)"),
-        ("fuse", "output", "h.pt", "--output h.pt: fuse writes safetensors, so name it h.st (flag)"),
         (
             "fuse",
             "output",
-            "h.onnx",
-            "--output h.onnx: fuse writes safetensors, so name it h.st; hydractl export h.st --format onnx then "
-            "writes h.onnx (flag)",
+            "h.pt",
+            "--output h.pt: fuse writes safetensors, so name it h.st; hydractl export makes .onnx and .pt2 of it "
+            "(flag)",
         ),
         ("fuse", "output", "-", "--output - is for JSON, fuse writes weights (flag)"),
         ("study", "output", "s.json", "--output s.json: study writes a folder, so name it s (flag)"),
