@@ -175,18 +175,14 @@ def near_path(missing: str | Path) -> str | None:
     missing = Path(missing)
     folder = missing.parent
     try:
-        # Weights (.st) are suggested only for weights.
-        names = [name for name in sorted(os.listdir(folder)) if missing.suffix == ".st" or not name.endswith(".st")]
+        names = sorted(os.listdir(folder))
     except (OSError, ValueError):  # the latter for a NUL in the name
         nearest = next(filter(os.path.isdir, folder.parents), Path("/"))
         return f"the path exists up to {os.path.join(nearest, '')}"
-
-    # The three likest names; if some have the ending of the missing path, only these.
     near = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
-    of_its_kind = [name for name in near if Path(name).suffix == missing.suffix]
     if not near or missing.name in names:  # the latter: the path is there, and something else was wrong with it
         return None
-    return f"in {os.path.join(folder, '')} there is: {', '.join(of_its_kind or near)}"
+    return f"in {os.path.join(folder, '')} there is: {', '.join(near)}"
 
 
 _DISTRIBUTIONS = {

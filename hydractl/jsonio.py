@@ -139,23 +139,14 @@ def _decoded(text: str | bytes, origin: str) -> str:
     return text
 
 
-def _is_deeper(document: Any, most: int) -> bool:
-    """Return whether lists and objects are nested more than ``most`` levels deep.
-
-    It goes through the document level by level, because recursion might fail on deep nesting.
-    """
-    level = [document]
-    for _ in range(most + 1):
-        next_values: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                next_values += value.values()
-            elif isinstance(value, list):
-                next_values += value
-        level = [value for value in next_values if isinstance(value, (dict, list))]
-        if not level:
-            return False
-    return True
+def _is_deeper(value: Any, most: int) -> bool:
+    """Return whether lists and objects are nested more than ``most`` levels deep."""
+    if not isinstance(value, (dict, list)):
+        return False
+    if most == 0:
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return any(_is_deeper(item, most - 1) for item in inner)
 
 
 @dataclass(frozen=True)

@@ -305,12 +305,8 @@ def _check_index(index: Path, file_of_tensor: Mapping[str, str], files: Mapping[
     Raises:
         InputError: with a line for each tensor that only the index or only a file names, 40 at most.
     """
-    in_files: set[tuple[str, str]] = set()
-    for name, file in files.items():
-        for tensor in file.names():
-            in_files.add((tensor, name))
-    in_index = set(file_of_tensor.items())
-    differences = in_files ^ in_index  # what only one of the two has
+    in_files = {(tensor, name) for name, file in files.items() for tensor in file.names()}
+    differences = in_files ^ set(file_of_tensor.items())  # what only one of the two has
     if differences:
         problems = sorted(f"tensor {tensor!r} of {name}" for tensor, name in differences)
         raise InputError(f"{index} and its files do not name the same tensors", problems=problems[:40])
