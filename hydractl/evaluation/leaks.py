@@ -53,8 +53,8 @@ def seen_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], *, a
         allow: whether seen samples are only counted; otherwise they are an error.
 
     Raises:
-        InputError: unless ``allow``, if there are seen samples, or samples that were seen cannot be compared; every
-            model and test set is listed with the commands that used the samples.
+        InputError: unless ``allow``, if there are seen samples; every model and test set is listed with the commands
+            that used the samples.
     """
     entries_of_command = fitted_entries(sets)
     seen: Seen = {}
