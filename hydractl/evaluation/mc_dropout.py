@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hydractl.errors import UsageError
+from hydractl.files.model_records import DropoutRecord
 from hydractl.model.attention import HeadAttention
 from hydractl.model.source import Source
 from hydractl.training.start import with_dropout
@@ -44,49 +45,42 @@ def with_layers(source: Source) -> Source:
         raise UsageError(error.message.replace("--dropout", "--mc-dropout", 1)) from None
 
 
-class MCDropout:
-    """Runs a model several times with dropout, and returns the logits of all passes as members of an ensemble.
+def turn_on(model: Any, p: float) -> None:
+    """Turn on all dropout layers of a model with the marking rate, and give them the rate p, in place.
 
-    Everything but dropout, e.g. norms, stays in eval mode.
+    Everything else, e.g. norms, stays in eval mode.
 
     Args:
         model: a model that was built from the result of :func:`with_layers`, or an ensemble of such models.
         p: the dropout rate, at least 0 and below 1. With 0, each pass equals the model's own answer bit by bit.
-        passes: the number of passes N.
-        seed: the seed of the dropout masks.
     """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and module.p == _MARK:
+            module.p = p
+            module.train()
+        elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
+            module.output_dropout = p
+            module.drops = True
 
-    def __init__(self, model: Any, p: float, passes: int, seed: int) -> None:
-        self._model = model
-        self._passes = passes
-        self._seed = seed
-        self._device = next(model.parameters()).device
-        # Turn on all layers with the marking rate, and give them the rate p.
-        for module in model.modules():
-            if isinstance(module, nn.Dropout) and module.p == _MARK:
-                module.p = p
-                module.train()
-            elif isinstance(module, HeadAttention) and module.output_dropout == _MARK:
-                module.output_dropout = p
-                module.drops = True
 
-    def member_logits(self, inputs: Any, data: str, first: int) -> Tensor:
-        """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
+def dropout_logits(model: Any, dropout: DropoutRecord, inputs: Any, data: str, first: int) -> Tensor:
+    """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
 
-        The same arguments always give the same dropout masks. The caller's random generators are not changed.
+    The same arguments always give the same dropout masks. The caller's random generators are not changed.
 
-        Args:
-            inputs: the inputs of one batch, on the model's device.
-            data: the fingerprint of the data set.
-            first: the index of the batch's first sample in the data set.
-        """
-        # One seed for each batch of each data set.
-        seed_text = f"{self._seed} {data} {first}"
-        digest = hashlib.sha256(seed_text.encode()).digest()
-        batch_seed = int.from_bytes(digest[:7], "big")
-        with _seeded_generators(batch_seed, self._device):
-            passes = [self._model.member_logits(inputs) for _ in range(self._passes)]
-        return torch.cat(passes)
+    Args:
+        model: a model whose dropout is on (:func:`turn_on`).
+        dropout: the number of passes N, and the seed of the masks.
+        inputs: the inputs of one batch, on the model's device.
+        data: the fingerprint of the data set.
+        first: the index of the batch's first sample in the data set.
+    """
+    # One seed for each batch of each data set.
+    digest = hashlib.sha256(f"{dropout.seed} {data} {first}".encode()).digest()
+    batch_seed = int.from_bytes(digest[:7], "big")
+    with _seeded_generators(batch_seed, next(model.parameters()).device):
+        passes = [model.member_logits(inputs) for _ in range(dropout.passes)]
+    return torch.cat(passes)
 
 
 @contextmanager

@@ -54,19 +54,19 @@ class Window(NamedTuple):
     Attributes:
         stop: the index of the first sample after the window.
         rows: the rows of all samples that could be read, in their order in the data set.
-        skipped: for each other sample, by its id, the reason why it could not be read.
+        skipped: the ids of all other samples.
     """
 
     stop: int
     rows: list[PredictionRow]
-    skipped: dict[str, str]
+    skipped: list[str]
 
 
 def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, top: int = 0) -> Iterator[Window]:
     """Yield the predictions for a data set, window by window, in their order in the data set.
 
     A window is one batch or, of texts, 16 batches, within which the longest texts run first. Samples that cannot be
-    read are listed in their window with the reason.
+    read are listed in their window.
 
     Args:
         model: the model, with what was chosen for it.
@@ -96,6 +96,15 @@ def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, 
     line_by_sample: dict[int, PredictionRow] = {}
     skipped = {} if dataset.skipped is None else dataset.skipped  # is filled while batches are read
     with model.log.progress(f"{model.name} predicts", len(samples), "samples") as progress:
+
+        def finished() -> Window:
+            """Return the predictions of the first window, whose batches have all run, and remove its samples."""
+            window = windows.popleft()
+            progress.advance(len(window))
+            skipped_ids = [dataset.ids[sample] for sample in window if sample not in line_by_sample]
+            rows = [line_by_sample.pop(sample) for sample in window if sample in line_by_sample]
+            return Window(window.stop, rows, skipped_ids)
+
         for batch in model.batches(inputs, running_order):
             check_finite_batch(batch, dataset.ids, model.name)
             prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
@@ -103,22 +112,9 @@ def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, 
             line_by_sample.update(zip(batch.rows, lines, strict=True))
             # One batch can complete several windows, because a batch without any readable sample is not yielded.
             while windows and all(sample in line_by_sample or sample in skipped for sample in windows[0]):
-                window = windows.popleft()
-                yield _finished_window(window, line_by_sample, dataset)
-                progress.advance(len(window))
-
-        # Windows remain if the last batches had no readable sample.
-        for window in windows:
-            yield _finished_window(window, line_by_sample, dataset)
-            progress.advance(len(window))
-
-
-def _finished_window(window: range, lines: dict[int, PredictionRow], dataset: Dataset) -> Window:
-    """Return the predictions of a window whose batches have all run, and remove its samples from ``lines``."""
-    reasons = dataset.skipped or {}
-    rows = [lines.pop(sample) for sample in window if sample in lines]
-    skipped = {dataset.ids[sample]: reasons[sample] for sample in window if sample in reasons}
-    return Window(window.stop, rows, skipped)
+                yield finished()
+        while windows:  # the last batches had no readable sample
+            yield finished()
 
 
 def _lines_of_batch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import nn
 
 from hydractl.errors import UsageError
-from hydractl.evaluation.mc_dropout import MCDropout, with_layers
+from hydractl.evaluation.mc_dropout import dropout_logits, turn_on, with_layers
+from hydractl.files.model_records import DropoutRecord
 from hydractl.fusion.plan import plan_fusion
 from hydractl.model.loading import SequentialEnsemble, build_model
 from tests.pico import close, inputs, logits, mask_of, prune_source, shared_stock, source_of, stock, zero_columns
@@ -26,9 +28,11 @@ def source(variant: str, seed: int = 0) -> Any:
     return source_of(shared_stock(variant, seed), variant)
 
 
-def passes(models: list[Any], p: float, samples: int = 2, seed: int = 3, **run: Any) -> MCDropout:
+def passes(models: list[Any], p: float, samples: int = 2, seed: int = 3) -> Any:
     built = [build_model(with_layers(one), whole_last_block=True) for one in models]
-    return MCDropout(built[0] if len(built) == 1 else SequentialEnsemble(built), p, samples, seed)
+    model = built[0] if len(built) == 1 else SequentialEnsemble(built)
+    turn_on(model, p)
+    return partial(dropout_logits, model, DropoutRecord(p=p, passes=samples, seed=seed))
 
 
 def drop_by_hand(model: Any, p: float) -> Any:
@@ -59,7 +63,7 @@ def test_a_pass_is_that_of_the_librarys_model_with_dropout_on(variant: str) -> N
     seeded(3, "data", 7)
     with torch.no_grad():
         expected = torch.stack([logits(by_hand, batch) for _ in range(2)])
-        found = passes([source(variant)], 0.3).member_logits(batch, "data", 7)
+        found = passes([source(variant)], 0.3)(batch, "data", 7)
         plain = logits(model, batch)
     close(found, expected)
     assert (expected[0] - expected[1]).abs().max() > 1e-2 and (expected[0] - plain).abs().max() > 1e-2
@@ -73,7 +77,7 @@ def test_a_pruned_model_drops_like_one_with_zeroed_heads(variant: str) -> None:
     seeded(3, "d", 0)
     with torch.no_grad():
         expected = torch.stack([logits(by_hand, batch) for _ in range(3)])
-        close(passes([pruned], 0.2, samples=3).member_logits(batch, "d", 0), expected)
+        close(passes([pruned], 0.2, samples=3)(batch, "d", 0), expected)
 
 
 def test_models_one_after_another_run_one_after_another_in_each_pass() -> None:
@@ -82,7 +86,7 @@ def test_models_one_after_another_run_one_after_another_in_each_pass() -> None:
     seeded(3, "d", 0)
     with torch.no_grad():
         expected = torch.stack([logits(model, batch) for _ in range(2) for model in by_hand])
-        close(passes(both, 0.4).member_logits(batch, "d", 0), expected)
+        close(passes(both, 0.4)(batch, "d", 0), expected)
 
 
 def fused(variant: str, *, merge: tuple[str, ...] = ()) -> Any:
@@ -104,7 +108,7 @@ def test_without_a_rate_every_pass_is_the_models_own_answer(kind: str, variant: 
     batch = inputs(variant)
     with torch.no_grad():
         plain = torch.cat([build_model(one, whole_last_block=True).member_logits(batch) for one in models])
-        found = passes(models, 0.0, samples=3).member_logits(batch, "d", 0)
+        found = passes(models, 0.0, samples=3)(batch, "d", 0)
     assert torch.equal(found, plain.repeat(3, 1, 1))
 
 
@@ -113,7 +117,7 @@ def test_nearly_everything_dropped_leaves_the_readout_of_zeros(merge: tuple[str,
     """Positions, attention and MLP of every member add nothing: the final norm and the classifier see zeros."""
     one = fused("class-token", merge=merge)
     with torch.no_grad():
-        found = passes([one], 1 - 1e-7).member_logits(inputs("class-token"), "d", 0)
+        found = passes([one], 1 - 1e-7)(inputs("class-token"), "d", 0)
         for member, network in enumerate(build_model(one).networks):
             expected = network.forward_head(network.norm(torch.zeros(3, 5, 24)))
             close(found[member::2], expected.expand(2, -1, -1))
@@ -122,17 +126,17 @@ def test_nearly_everything_dropped_leaves_the_readout_of_zeros(merge: tuple[str,
 def test_masks_depend_on_seed_data_and_place_and_on_nothing_else() -> None:
     batch, built = inputs("class-token"), passes([source("class-token")], 0.3, samples=4)
     with torch.no_grad():
-        first = built.member_logits(batch, "data", 0)
+        first = built(batch, "data", 0)
         before = torch.get_rng_state()
-        again = built.member_logits(batch, "data", 0)
+        again = built(batch, "data", 0)
         assert torch.equal(torch.get_rng_state(), before) and torch.equal(first, again)
         assert len({one.numpy().tobytes() for one in first}) == 4
-        more = passes([source("class-token")], 0.3, samples=5).member_logits(batch, "data", 0)
+        more = passes([source("class-token")], 0.3, samples=5)(batch, "data", 0)
         assert torch.equal(more[:4], first)
         for other in (
-            built.member_logits(batch, "other", 0),
-            built.member_logits(batch, "data", 3),
-            passes([source("class-token")], 0.3, samples=4, seed=4).member_logits(batch, "data", 0),
+            built(batch, "other", 0),
+            built(batch, "data", 3),
+            passes([source("class-token")], 0.3, samples=4, seed=4)(batch, "data", 0),
         ):
             assert not torch.equal(other, first)
 
@@ -141,9 +145,10 @@ def test_the_last_block_may_run_for_the_class_token_only() -> None:
     """Fewer masks are drawn, from the same distribution: the means of many passes come near each other."""
     batch = inputs("class-token")
     with torch.no_grad():
-        whole = passes([source("class-token")], 0.1, samples=80).member_logits(batch, "d", 0)
+        whole = passes([source("class-token")], 0.1, samples=80)(batch, "d", 0)
         model = build_model(with_layers(source("class-token")))
-        short = MCDropout(model, 0.1, 80, 3).member_logits(batch, "d", 0)
+        turn_on(model, 0.1)
+        short = dropout_logits(model, DropoutRecord(p=0.1, passes=80, seed=3), batch, "d", 0)
     assert not torch.equal(whole, short) and not model.attentions[-1].training
     error = ((whole.var(0) + short.var(0)) / 80).sqrt()
     assert ((whole.mean(0) - short.mean(0)).abs() < 5 * error).all()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hydractl.data.names import read_words
 from hydractl.evaluation.inputs import keep, kept_values, read_batches
-from hydractl.evaluation.mc_dropout import MCDropout, with_layers
+from hydractl.evaluation.mc_dropout import dropout_logits, turn_on, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
@@ -100,7 +100,6 @@ class RunningModel(LogitsProvider):
         self.options = options
         self.log = log
         self._model: Runnable | None = None  # set by loaded(), which reads the weights
-        self._dropout_passes: MCDropout | None = None  # set with it
 
         # What was chosen for it before. It fits a single file only that answers in the usual way.
         self.stored = Chosen()
@@ -148,9 +147,8 @@ class RunningModel(LogitsProvider):
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
         model.read_prompts(self.log, self.name)
-        dropout = options.dropout
-        if dropout is not None:
-            self._dropout_passes = MCDropout(model, p=dropout.p, passes=dropout.passes, seed=dropout.seed)
+        if options.dropout is not None:
+            turn_on(model, options.dropout.p)
         self._model = model
         return model
 
@@ -186,12 +184,13 @@ class RunningModel(LogitsProvider):
         The arguments are those of :meth:`batches`.
         """
         model = self.loaded()
-        seed = "" if self._dropout_passes is None else dataset.fingerprint
+        dropout = self.options.dropout
+        fingerprint = "" if dropout is None else dataset.fingerprint
         for indices, inputs in self._inputs(dataset, rows):
             features: Sequence[Tensor] = []
             with torch.inference_mode():
-                if self._dropout_passes is not None:  # the settings allow no scores on features with it
-                    logits = self._dropout_passes.member_logits(inputs, seed, indices[0])
+                if dropout is not None:  # the settings allow no scores on features with it
+                    logits = dropout_logits(model, dropout, inputs, fingerprint, indices[0])
                 elif self.detector is not None:
                     layers = self.detector.takes_layers
                     logits, features = ensemble_features(models_of(model), inputs, layers=layers)
@@ -229,7 +228,6 @@ class RunningModel(LogitsProvider):
     def release(self) -> None:
         """Release the weights."""
         self._model = None
-        self._dropout_passes = None
 
     # --- fitting to features ------------------------------------------------------------------------------------------
 
