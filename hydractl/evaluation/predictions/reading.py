@@ -92,9 +92,9 @@ class Predictions(LogitsProvider):
         return 0 if index is None else self.sets[index].seen
 
     def _index_of_set(self, dataset: EvalSet) -> int | None:
-        """Return the index of a set with the same samples and labels, best one of the same name; None without one."""
-        same = [index for index, stored in enumerate(self.sets) if stored.fingerprint == dataset.fingerprint]
-        return min(same, key=lambda index: self.sets[index].name != dataset.name, default=None)
+        """Return the index of a set with the same samples and labels, and so the same logits; None without one."""
+        wanted = dataset.fingerprint
+        return next((index for index, stored in enumerate(self.sets) if stored.fingerprint == wanted), None)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Yield the stored logits of all samples in a set, in pieces that fit into memory; ``rows`` is ignored.
@@ -119,7 +119,7 @@ class Predictions(LogitsProvider):
 def is_predictions(path: str | Path) -> bool:
     """Return whether a path is a safetensors file whose header says that it has predictions; no damaged one is."""
     try:
-        return os.path.isfile(path) and holds_predictions(path)
+        return holds_predictions(path)
     except InputError:
         return False
 
