@@ -77,13 +77,17 @@ def fit(
     if not compares_scores:
         scores = scores[:1]
 
-    # The logits of the ID validation set, unless they are only stored.
+    # The logits of the ID validation set. A pass over them stores them, if predictions are kept, even if nothing is
+    # chosen on them.
     val = only(sets, VAL)
-    if val is not None and not (options.chooses_on_val or compares_scores):
+    batches: list[LogitsBatch] = []
+    if val is not None and (options.chooses_on_val or compares_scores):
+        batches = list(read(val))
+        if not batches:
+            raise none_readable(val, name)
+    elif val is not None:
+        gather(read(val), val, name)
         val = None
-    batches = [] if val is None else list(read(val))
-    if val is not None and not batches:
-        raise none_readable(val, name)
 
     # The calibration: --temperature fit or vector fits it here, a number is taken as it is, and none means none. The
     # default is the one in the model's file, if there is one.

@@ -129,8 +129,10 @@ def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> Non
 # --- where logits come from -------------------------------------------------------------------------------------------
 
 
-class Reading:
-    """A :data:`LogitsReader` for one row that shows progress, and writes logits to a predictions file if there is one.
+def read_logits(
+    model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log, dataset: EvalSet
+) -> LogitsBatches:
+    """Yield the logits of a data set, batch by batch, show progress, and write them to a predictions file.
 
     Args:
         model: the model of the row.
@@ -138,53 +140,46 @@ class Reading:
         writer: the predictions file, or None. Logits that it already has are read from it, all others are written to
             it.
         log: shows the progress.
+        dataset: one of the sets.
     """
-
-    def __init__(
-        self, model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log
-    ) -> None:
-        self._model = model
-        self._sets = [dataset for dataset in sets if dataset.role != TRAIN]
-        self._writer = writer
-        self._log = log
-        self._read: set[int] = set()
-
-    def unread(self) -> list[EvalSet]:
-        """Return the data sets that were not read yet."""
-        return [dataset for index, dataset in enumerate(self._sets) if index not in self._read]
-
-    def __call__(self, dataset: EvalSet) -> LogitsBatches:
-        self._read.add(self._sets.index(dataset))
-        title = f"{self._model.name} on {dataset.name}"
-        with self._log.progress(title, len(dataset), "samples") as progress:
-            if self._writer is None:
-                batches = self._model.batches(dataset)
-            else:
-                batches = self._kept_then_computed(dataset, self._writer)
-            for batch in batches:
-                yield batch
-                progress.advance(len(batch.rows))
-
-    def _kept_then_computed(self, dataset: EvalSet, writer: PredictionsWriter) -> LogitsBatches:
-        """Yield the logits that are already in the predictions file, then compute, write and yield all others.
-
-        If any sample of a batch has no logits in the file, the whole batch runs again: the last bits of logits can
-        depend on the other samples of a batch, and so they equal those of a run without interruption.
-        """
-        index = self._sets.index(dataset)
-        rows_to_run: list[int] | None = None  # means all samples
-        if writer.resumed:
-            assert isinstance(self._model, RunningModel) and dataset.dataset is not None
-            is_missing = writer.missing(index)
-            rows_to_run = []
-            for rows in batches_of(longest_first(dataset.dataset), self._model.options.batch_size):
-                readable_rows = [row for row in rows if row not in (dataset.dataset.skipped or {})]
-                if is_missing[readable_rows].any():
-                    rows_to_run += rows
-                elif readable_rows:
-                    yield writer.read(index, readable_rows)
-            if not rows_to_run:
-                return
-        for batch in self._model.batches(dataset, rows_to_run):
-            writer.write(index, *batch)
+    with log.progress(f"{model.name} on {dataset.name}", len(dataset), "samples") as progress:
+        if writer is None:
+            batches = model.batches(dataset)
+        else:
+            stored_sets = [each for each in sets if each.role != TRAIN]
+            batches = _kept_then_computed(model, dataset, stored_sets.index(dataset), writer)
+        for batch in batches:
             yield batch
+            progress.advance(len(batch.rows))
+
+
+def _kept_then_computed(
+    model: LogitsProvider, dataset: EvalSet, index: int, writer: PredictionsWriter
+) -> LogitsBatches:
+    """Yield the logits that are already in the predictions file, then compute, write and yield all others.
+
+    If any sample of a batch has no logits in the file, the whole batch runs again: the last bits of logits can depend
+    on the other samples of a batch, and so they equal those of a run without interruption.
+
+    Args:
+        model: the model.
+        dataset: the data set.
+        index: its place in the file.
+        writer: the file.
+    """
+    rows_to_run: list[int] | None = None  # means all samples
+    if writer.resumed:
+        assert isinstance(model, RunningModel) and dataset.dataset is not None
+        is_missing = writer.missing(index)
+        rows_to_run = []
+        for rows in batches_of(longest_first(dataset.dataset), model.options.batch_size):
+            readable_rows = [row for row in rows if row not in (dataset.dataset.skipped or {})]
+            if is_missing[readable_rows].any():
+                rows_to_run += rows
+            elif readable_rows:
+                yield writer.read(index, readable_rows)
+        if not rows_to_run:
+            return
+    for batch in model.batches(dataset, rows_to_run):
+        writer.write(index, *batch)
+        yield batch

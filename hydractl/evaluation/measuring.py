@@ -8,7 +8,7 @@ from typing import Any
 
 from hydractl.evaluation.answer import corruption_metrics
 from hydractl.evaluation.fitting import fit
-from hydractl.evaluation.gathering import Reading, gather
+from hydractl.evaluation.gathering import gather, read_logits
 from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
@@ -94,7 +94,7 @@ class Measuring:
             seen: the number of samples that the model has seen, by the name of the data set.
         """
         # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
-        read = Reading(model, self._sets, writer, self._log)
+        read = partial(read_logits, model, self._sets, writer, self._log)
         scores = self._row_scores(model)
         fitted = fit(model, self._sets, self._options, scores, read)
 
@@ -122,11 +122,6 @@ class Measuring:
         # Then the corrupted test sets.
         corrupted_sets = of_role(self._sets, CORRUPTION)
         corrupted = [(dataset, predicted(read(dataset), dataset).samples) for dataset in corrupted_sets]
-
-        # A predictions file contains all sets, so run those that nothing else needed. Reading also writes them.
-        if writer is not None:
-            for dataset in read.unread():
-                gather(read(dataset), dataset, model.name)
 
         # All metrics, and the share of each test set that the threshold flags.
         groups = {dataset.name: dataset.group for dataset in ood_sets}

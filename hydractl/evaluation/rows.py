@@ -253,16 +253,14 @@ def _warn_of_left_out(
         chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
             ``without dropout``.
     """
-    # By entry, whether no option of the command replaces it.
-    is_expected = {
-        "calibration": fit.temperature is None,
-        "threshold": not fit.threshold and fit.temperature is None,
-        "ood_score": not fit.scores,
+    replaced_by = {
+        "calibration": fit.temperature,
+        "threshold": fit.threshold or fit.temperature,
+        "ood_score": fit.scores,
     }
     unused_keys = []
-    for key, user_expects_it in is_expected.items():
-        is_stored = any(document.get(key) for document in documents)
-        if user_expects_it and is_stored:
+    for key, option in replaced_by.items():
+        if not option and any(document.get(key) for document in documents):
             unused_keys.append(key)
     if unused_keys:
         keys = " and ".join(unused_keys)

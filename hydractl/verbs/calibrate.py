@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import calibrated_model, kept_conformal, write_calibrated
 from hydractl.evaluation.fitting import Fit, fit
-from hydractl.evaluation.gathering import Reading
+from hydractl.evaluation.gathering import read_logits
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import (
     findings_before,
@@ -70,7 +71,7 @@ def run(call: Call) -> Outcome:
 
         # Run the model on the sets and choose; then free its memory.
         try:
-            fitted = fit(model, sets, options, row_scores(model, options), Reading(model, sets, None, log))
+            fitted = fit(model, sets, options, row_scores(model, options), partial(read_logits, model, sets, None, log))
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets))
