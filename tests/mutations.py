@@ -340,8 +340,8 @@ MUTATIONS = (
     Mutation(
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/fitting.py",
-        "_scored(score, inside, outside)",
-        "_scored(scores[0], inside, outside)",
+        "values = samples.scores[score]",
+        "values = samples.scores[scores[0]]",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

@@ -126,7 +126,12 @@ def fit(
             warnings.append(f"{score} was named first and is taken; as good on the validation data: {ties}")
 
     # Its threshold, the share of each validation set that this flags, and whether it separates any of them.
-    scored = _scored(score, inside, outside)  # its values by validation set, [N] each
+    samples_by_set = outside if inside is None else {**outside, VAL: inside}
+    scored = {}  # its values by validation set, [N] each; none if it is constant for the model
+    for set_name, samples in samples_by_set.items():
+        values = samples.scores[score]
+        if values is not None:
+            scored[set_name] = values
     threshold = _threshold(model, options, score, scored, warnings)
     shares = {}
     if threshold is not None:
@@ -166,25 +171,6 @@ def _logits_and_labels(
     logits = np.concatenate([batch.logits for batch in batches], axis=1)
     order = np.argsort(rows, kind="stable")
     return logits[:, order], labelled.labels[rows[order]]
-
-
-def _scored(score: str, inside: Samples | None, outside: Mapping[str, Samples]) -> dict[str, Floats]:
-    """Return the values of an OOD score, ``[N]``, on ``val`` and each OOD validation set where it is not constant.
-
-    Args:
-        score: the name of the score.
-        inside: the calibrated predictions on the ID validation set; None without one.
-        outside: those on each OOD validation set, by name.
-    """
-    samples_by_set = dict(outside)
-    if inside is not None:
-        samples_by_set[VAL] = inside
-    scored = {}
-    for name, samples in samples_by_set.items():
-        values = samples.scores[score]
-        if values is not None:
-            scored[name] = values
-    return scored
 
 
 def _threshold(

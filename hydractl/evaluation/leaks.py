@@ -81,8 +81,10 @@ def warnings_of_seen(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) 
     warnings = []
     for model in models:
         for dataset in tested(sets):
-            decoder = None if dataset.dataset is None else other_decoder(model.seen, dataset.dataset)
-            if decoder is not None and dataset.dataset is not None:
+            if dataset.dataset is None:
+                continue
+            decoder = other_decoder(model.seen, dataset.dataset)
+            if decoder is not None:
                 warnings.append(
                     f"{model.name}: what it has seen was decoded by {decoder}, {option_of(dataset)} by "
                     f"{dataset.dataset.decoder}: pixels of JPEGs may differ in bits, and seen ones not be recognised"

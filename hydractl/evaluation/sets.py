@@ -118,7 +118,8 @@ def option_of(dataset: EvalSet) -> str:
 
 def fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Return the sets to which this command fits something, or on which it chooses: validation, then training data."""
-    return [*of_role(sets, VAL), *of_role(sets, OOD_VAL), *of_role(sets, TRAIN)]
+    fitted_roles = (VAL, OOD_VAL, TRAIN)
+    return [dataset for dataset in sets if dataset.role in fitted_roles]
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:

@@ -326,7 +326,8 @@ def lock(file: IO[bytes], named: Path) -> None:
     """
     descriptor = file.fileno()
     if not lock_descriptor(descriptor, blocking=False):
-        raise OutputError(f"another process is writing {named}", hint="wait for it")
+        hint = "wait for it, or give every output a name of its own"
+        raise OutputError(f"another process is writing {named}", hint=hint)
 
 
 def open_own(path: str, flags: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,7 +49,6 @@ def run(call: Call) -> Outcome:
     names = [model.name for model in models]
     check_known(options.require, names, known_keys(options, sets))
     log.warn_all(findings_before(models, sets, options))
-    _check_files_differ(files)
 
     # An existing file may be replaced with --force. With --resume, finished predictions are read, and the answer may be
     # there if those of all rows are finished, as it is then the same.
@@ -103,14 +101,6 @@ def _prediction_files(models: Sequence[LogitsProvider], options: EvalOptions) ->
     if len(models) == 1:
         return {models[0].name: file}
     return {model.name: named_apart(file, model.name) for model in models}
-
-
-def _check_files_differ(files: Sequence[Path]) -> None:
-    """Raise UsageError if two outputs are one file, by whatever path."""
-    real_paths = [os.path.realpath(file) for file in files]
-    for file, real_path in zip(files, real_paths, strict=True):
-        if real_paths.count(real_path) > 1:
-            raise UsageError(f"two outputs are named {file}", hint="give every output a name of its own")
 
 
 def _measured(
