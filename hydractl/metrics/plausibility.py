@@ -82,17 +82,9 @@ def accuracy_warning(
         expected: the accuracy of the model elsewhere; None if it is not known.
         confidence: the highest probability of each sample, ``[N]``; None if it is not known.
     """
-    total = len(labels)
-    if not total:
+    if not len(labels):
         return None
-    largest = _largest_share(labels)
-    if largest == 1.0:  # all labels are of one class: no accuracy can be above guessing
-        return None
-
-    # Compare with guessing the largest class, then with the expected accuracy.
-    is_correct = predicted == labels
-    correct = int(is_correct.sum())
-    warning = _below_largest(correct, total, largest) or _below_expected(correct, total, largest, expected)
+    warning = count_warning(int((predicted == labels).sum()), labels, expected)
     if warning is None:  # a plausible accuracy: some of the labels may still be wrong
         drawn = None if confidence is None else _drawn_labels(predicted, labels, confidence, classes)
         return _swapped_labels(_confusion(predicted, labels, classes), names) or drawn
@@ -104,65 +96,34 @@ def accuracy_warning(
     return f"{warning}; {order}: give the labels by name, or in the order of the model's classes"
 
 
-def count_warning(correct: int, labels: NDArray[np.int64]) -> str | None:
-    """Return a warning of a number of right predictions, if the predictions themselves are not available; else None.
+def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAccuracy | None = None) -> str | None:
+    """Return a warning of an accuracy that is no better than guessing, or far below the expected one; else None.
+
+    Guessing is to give the largest class always. Some accuracy is always lost on other data of the same task. So there
+    is no warning if the upper end of the accuracy's 95 % interval reaches half way: 0.5, where guessing gets 0.1 and
+    0.9 are expected.
 
     Args:
         correct: the number of right predictions.
         labels: ``[N]``, N > 0.
+        expected: the accuracy of the model elsewhere; None if it is not known.
     """
     largest = _largest_share(labels)
-    if largest == 1.0:
+    if largest == 1.0:  # all labels are of one class: no accuracy can be above guessing
         return None
-    return _below_largest(correct, len(labels), largest)
+    total = len(labels)
+    high = share_interval(correct, total).high
+    accuracy = f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval)"
+    if high <= largest:
+        return f"{accuracy} is not above {largest:.3f}, the share of the largest class"
+    if expected is not None and high < (largest + expected.at_least) / 2:
+        return f"{accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
+    return None
 
 
 def _largest_share(labels: NDArray[np.int64]) -> float:
     """Return the share of the most frequent class among labels [N], N > 0."""
-    class_sizes = np.bincount(labels)
-    largest_size = int(class_sizes.max())
-    return largest_size / len(labels)
-
-
-def _below_largest(correct: int, total: int, largest: float) -> str | None:
-    """Return a warning of an accuracy that is no better than always guessing the largest class; else None.
-
-    Args:
-        correct, total: the numbers of right predictions and of samples.
-        largest: the share of the largest class.
-    """
-    high = share_interval(correct, total).high
-    if high > largest:
-        return None
-    accuracy = correct / total
-    return (
-        f"accuracy {accuracy:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is not above "
-        f"{largest:.3f}, the share of the largest class"
-    )
-
-
-def _below_expected(correct: int, total: int, largest: float, expected: ExpectedAccuracy | None) -> str | None:
-    """Return a warning of an accuracy that is clearly nearer to guessing than to the expected accuracy; else None.
-
-    Some accuracy is always lost on other data of the same task. So there is no warning if the upper end of the
-    accuracy's 95 % interval reaches half way: 0.5, where guessing gets 0.1 and 0.9 are expected.
-
-    Args:
-        correct, total: the numbers of right predictions and of samples.
-        largest: the share of the largest class, which is the accuracy of guessing.
-        expected: the accuracy of the model elsewhere; None if it is not known.
-    """
-    if expected is None:
-        return None
-    high = share_interval(correct, total).high
-    half_way = (largest + expected.at_least) / 2
-    if high >= half_way:
-        return None
-    accuracy = correct / total
-    return (
-        f"accuracy {accuracy:.3f} of {total} samples (at most {high:.3f} by its 95 % interval) is far below "
-        f"{expected.accuracy:.3f}, {expected.where}"
-    )
+    return int(np.bincount(labels).max()) / len(labels)
 
 
 def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
@@ -417,22 +378,17 @@ def threshold_warning(asked: Threshold, value: float, scores: Floats, option: st
         option: the option that names these samples.
     """
     n = len(scores)
-    share_flagged = flagged(scores, value)
-    flags = None  # "none" or "all", if that is not what was asked for
     is_given = asked.side == "score"
-    if share_flagged == 0 and (is_given or asked.number > 0):
-        flags = "none"
-    if share_flagged == 1 and (is_given or asked.number < 1):
-        flags = "all"
-    if is_given:
-        return None if flags is None else f"the threshold score:{value:g} flags {flags} of the {n} samples of {option}"
-    if n < FEWEST_OF_A_QUANTILE:
+    threshold = f"score:{value:g}" if is_given else f"{asked.rule} ({value:.6g})"
+    if n < FEWEST_OF_A_QUANTILE and not is_given:
         advice = f"give {FEWEST_OF_A_QUANTILE} samples or more"
-        return f"the threshold {asked.rule} ({value:.6g}) is a quantile of {n} samples of {option}: {advice}"
-    if flags is None:
+        return f"the threshold {threshold} is a quantile of {n} samples of {option}: {advice}"
+    share_flagged = flagged(scores, value)
+    if share_flagged not in (0, 1) or (not is_given and share_flagged == asked.number):
         return None
-    flagged_samples = f"{flags} of the {n} samples of {option} that it was chosen by"
-    return f"the threshold {asked.rule} ({value:.6g}) flags {flagged_samples}"
+    flags = "all" if share_flagged else "none"
+    chosen_by = "" if is_given else " that it was chosen by"
+    return f"the threshold {threshold} flags {flags} of the {n} samples of {option}{chosen_by}"
 
 
 def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floats]) -> str | None:
@@ -475,7 +431,7 @@ def full_sets_warning(fitted: Conformal, mean_size: float | None, classes: int) 
         mean_size: the mean number of classes in a set; None without samples.
         classes: the number of classes of the model.
     """
-    if mean_size is None or mean_size < classes or _holds_every_class(fitted):
+    if mean_size is None or mean_size < classes or fitted.n_val < _needed(fitted):
         return None
     return f"{_says_nothing(classes)}: allow more misses (--conformal), or give a model that tells the classes apart"
 
@@ -489,7 +445,7 @@ def few_for_sets_warning(fitted: Conformal, classes: int) -> str | None:
         fitted: the threshold of the sets.
         classes: the number of classes of the model.
     """
-    if _holds_every_class(fitted):
+    if fitted.n_val < _needed(fitted):
         samples = f"{fitted.n_val} validation samples are fewer than the {_needed(fitted)} that --conformal needs"
         return f"{_says_nothing(classes)}: {samples}"
     if fitted.n_val < FEWEST_OF_A_QUANTILE:
@@ -503,11 +459,6 @@ def few_for_sets_warning(fitted: Conformal, classes: int) -> str | None:
 def _needed(fitted: Conformal) -> int:
     """Return the fewest validation samples for which qhat is not 1 whatever their scores are."""
     return math.ceil(1 / fitted.alpha) - 1
-
-
-def _holds_every_class(fitted: Conformal) -> bool:
-    """Return whether validation samples are so few that every set holds every class."""
-    return fitted.n_val < _needed(fitted)
 
 
 def _says_nothing(classes: int) -> str:
