@@ -37,28 +37,20 @@ class ComparedScoreRecord(Record):
     """By OOD validation set the AUROC."""
 
 
-class ChosenConformalRecord(Record):
-    """The threshold of conformal prediction sets."""
-
-    method: str
-    """The conformity score."""
-    alpha: float
-    """The error rate asked for."""
-    qhat: float
-    """The threshold from the validation data."""
-    n_val: Count
-    """Number of validation samples."""
-
-
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Conformal(ChosenConformalRecord):
-    """A fitted threshold of prediction sets: a class is in a set if its nonconformity score is at most ``qhat``."""
+class Conformal(Record):
+    """The threshold of conformal prediction sets: a class is in a set if its score is at most `qhat`."""
 
     method: Literal["lac", "aps"]
+    """The conformity score."""
     alpha: _Share
+    """The error rate asked for."""
     qhat: _Share
+    """The threshold from the validation data."""
+    n_val: Count
+    """Number of validation samples."""
 
 
 class CalibrateAnswer(Result):
@@ -70,7 +62,7 @@ class CalibrateAnswer(Result):
     calibration: CalibrationRecord | None = optional("The calibration of its averaged prediction.")
     threshold: ThresholdRecord | None = optional("The OOD score from which on a sample is flagged.")
     flagged: Mapping[str, Number] | None = optional("Share of `val` and each OOD validation set that it flags.")
-    conformal: ChosenConformalRecord | None = optional("The threshold of prediction sets.")
+    conformal: Conformal | None = optional("The threshold of prediction sets.")
     ood_score: str | None = optional("The OOD score that was chosen, or that the model had.")
     compared: Mapping[str, ComparedScoreRecord] | None = optional("Of several OOD scores, by name how each does.")
     near_ties: Sequence[str] | None = optional("Scores that are as good as the chosen one, by less than 0.005.")
