@@ -200,6 +200,8 @@ class Contest:
         self.where = where
         self.peak_memory_bytes: dict[str, int | None] = dict.fromkeys(models)
         self._random = np.random.default_rng(seed)
+        # Compiled models may run as CUDA graphs, which are recorded in the first calls.
+        self._records_graphs = mode is not None and device.type == "cuda"
 
         # Models with the same kind of inputs draw the same numbers.
         self._inputs: dict[str, Inputs] = {}
@@ -257,7 +259,7 @@ class Contest:
                 # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
                 self.models[name](self._inputs[name])
             output = self._call(name)
-            if self._records_graphs:  # compiled models on a GPU record CUDA graphs in the first calls
+            if self._records_graphs:
                 for _ in range(_RECORDING):
                     output = self._call(name)
             is_finite = bool(torch.isfinite(output).all())
@@ -319,13 +321,6 @@ class Contest:
         """Call a model on its inputs and return its output."""
         self._free_last_answer()
         return self._calls[name](self._inputs[name])
-
-    @property
-    def _records_graphs(self) -> bool:
-        """Whether compiled models may run as CUDA graphs, which are recorded in the first calls."""
-        if self.mode is None:
-            return False
-        return self.device.type == "cuda"
 
     def _free_last_answer(self) -> None:
         """Tell torch that the last output is no longer needed, so that CUDA graphs may overwrite it."""

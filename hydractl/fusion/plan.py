@@ -18,11 +18,11 @@ from torch import Tensor
 from hydractl.errors import InputError
 from hydractl.families.base import MERGEABLE, attention_names, read_heads
 from hydractl.families.meta_device import plain_sizes
-from hydractl.files.checkpoint import TensorSource, read_piece, shapes_only
+from hydractl.files.checkpoint import MappedTensors, TensorSource, read_piece, shapes_only
 from hydractl.files.description import Description
 from hydractl.files.fingerprints import merged as merged_seen
 from hydractl.files.fuse_answer import SharedTower
-from hydractl.files.header import TensorInfo, tensor_info, torch_dtype
+from hydractl.files.header import tensor_info, torch_dtype
 from hydractl.heads.mask import Site
 from hydractl.heads.weights import OF_KEYS, PER_HEAD, HeadWeights
 from hydractl.model.matching import label_differences, length_hint, preprocess_differences
@@ -76,8 +76,8 @@ class _Origin(NamedTuple):
     stock_name: str
 
 
-class FusedTensors:
-    """The tensors of a fused model.
+class FusedTensors(MappedTensors):
+    """The tensors of a fused model, read from the members' files when they are asked for.
 
     Stock names are the names in the library's own model.
 
@@ -120,6 +120,15 @@ class FusedTensors:
         # The tensors of a site are read one after another, so those of the last site are enough to keep.
         self._tensors_of_site = lru_cache(maxsize=1)(HeadUnion.read)
 
+        # Dtype and shape of every stored tensor; those of a tensor of all members are the first member's.
+        infos = {}
+        for name, (source_of_tensor, stock_name) in self._origins.items():
+            if name in self._union_of:
+                infos[name] = self._union_of[name].infos[name]
+            else:
+                infos[name] = self.sources[source_of_tensor or 0].info(stock_name)
+        super().__init__(infos, self._read)
+
     def elements(self, stock: Sequence[str]) -> int:
         """Return the number of stored elements of the tensors with these stock names, over all members."""
         wanted = set(stock)
@@ -129,20 +138,7 @@ class FusedTensors:
                 elements += self.info(name).numel
         return elements
 
-    def names(self) -> list[str]:
-        """Return all tensor names, sorted."""
-        return sorted(self._origins)
-
-    def info(self, name: str) -> TensorInfo:
-        """Return the dtype and the shape of a stored tensor."""
-        union_of_site = self._union_of.get(name)
-        if union_of_site is not None:
-            return union_of_site.infos[name]
-        member, stock_name = self._origins[name]
-        source = self.sources[member or 0]  # a tensor of all members has its dtype and shape from the first
-        return source.info(stock_name)
-
-    def read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """Return a stored tensor, read from the members' files. By its name it is one of these:
 
         * a tensor of a site whose heads are stored once: the heads of all members, put together;

@@ -420,7 +420,7 @@ def data_table(answer: EvalAnswer) -> Table:
         if name == "id":
             group = "in distribution"
         lines.append([*map(Cell, (set_title(name), data.spec or "-", group, sizes_of_sets(rows, [name])))])
-    return Table("", _heads("data set", "", "group", "samples"), lines, left=4)
+    return Table("", _heads("data set", "", "group", "samples"), lines, left=3)
 
 
 # --- members, cost, heads -------------------------------------------------------------------------------

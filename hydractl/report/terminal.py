@@ -127,37 +127,14 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
     """Return the members, how they are fused, and what that saves."""
-    members = [(member.name, ", ".join(map(str, member.heads))) for member in answer.members]
-    facts = [*_averaging_facts(answer), *_sharing_facts(answer), *_check_facts(answer)]
-    if answer.note is not None:
-        facts.append(("note", answer.note))
-
-    sizes = answer.cost
-    return _spaced(
-        [
-            plain_table("", ("member", "heads per site"), members, left=2),
-            fact_table(facts),
-            _cost_table(sizes.single, sizes.fused, ("first member", "fused")),
-        ]
-    )
-
-
-def _averaging_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return how many parameters are averaged, are equal in all members, and belong to each member alone."""
+    # How many parameters are averaged, are equal in all members, and belong to each member alone.
     counts = {name: f"{count_text(count)} parameters" for name, count in answer.parameters.items()}
     facts = [("averaged", f"{', '.join(answer.merge) or 'nothing'} ({counts['averaged']})")]
     if "equal" in counts:
         facts.append(("equal in all", counts["equal"]))
-    return [*facts, ("per member", counts["per_member"])]
+    facts.append(("per member", counts["per_member"]))
 
-
-def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return what runs once for all members of a fused model, why no more of it does, and the cost of the whole.
-
-    A tower is an encoder of the model: ``main``, or the towers of images and of texts. Members part at the first layer
-    that differs between them; all before it runs once.
-    """
-    facts = []
+    # What runs once for all members of each tower (encoder): all before the first layer that differs between them.
     for tower in answer.shared:
         where = "" if tower.tower == "main" else f" ({tower.tower} tower)"
         facts.append((f"run once{where}", ", ".join(tower.once) or "nothing"))
@@ -166,27 +143,29 @@ def _sharing_facts(answer: FuseAnswer) -> list[Fact]:
 
     # Mult-adds over those of the single model, and over those of the members one after another.
     sizes = answer.cost
-    fused = sizes.fused.macs
-    members = sizes.members.macs
-    if sizes.mac_ratio is not None and fused is not None and members is not None:
+    fused, members_alone = sizes.fused.macs, sizes.members.macs
+    if sizes.mac_ratio is not None and fused is not None and members_alone is not None:
         single_words = f"{sizes.mac_ratio:.2f} times the single model with all heads"
-        facts.append(("mult-adds", f"{single_words}, {fused / members:.2f} times the separate members"))
-    return facts
+        facts.append(("mult-adds", f"{single_words}, {fused / members_alone:.2f} times the separate members"))
 
-
-def _check_facts(answer: FuseAnswer) -> list[Fact]:
-    """Return how well the fused model agrees with its members; for a plan, the file that it would write.
-
-    The figures are the largest differences of logits.
-    """
-    facts = []
+    # The largest differences of logits to the members; for a plan, the file.
     check = answer.self_check
     if check is None:
         facts.append(("would write", answer.output))
     else:
         agreement = f"members run alone agree to {max(check.member_max_abs):.0e}"
         facts.append(("self-check", f"{agreement}; averaging moved logits by {max(check.merge_max_abs):.2g}"))
-    return facts
+    if answer.note is not None:
+        facts.append(("note", answer.note))
+
+    members = [(member.name, ", ".join(map(str, member.heads))) for member in answer.members]
+    return _spaced(
+        [
+            plain_table("", ("member", "heads per site"), members, left=2),
+            fact_table(facts),
+            _cost_table(sizes.single, sizes.fused, ("first member", "fused")),
+        ]
+    )
 
 
 def _export_view(answer: ExportAnswer, width: int) -> RenderableType:

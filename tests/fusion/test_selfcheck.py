@@ -102,12 +102,12 @@ def test_a_big_model_of_texts_reads_short_ones(variant: str, monkeypatch: pytest
 @pytest.mark.parametrize(("wrong", "merge"), [(0.5, ["mlp", "norm", "embed"]), (math.nan, [])])
 def test_a_fused_model_that_is_not_its_members(wrong: float, merge: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sources = members("class-token", [0, 1])
-    read = FusedTensors.read
+    read = FusedTensors._read
 
     def tampered(self: FusedTensors, name: str) -> torch.Tensor:
         return read(self, name) + (wrong if name == "members.1.head.bias" else 0)
 
-    monkeypatch.setattr(FusedTensors, "read", tampered)
+    monkeypatch.setattr(FusedTensors, "_read", tampered)
     with pytest.raises(HydraError, match=r"^self-check failed: a fused member differs from the member alone by"):
         check(sources, merge)
 
