@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shlex
 import sys
@@ -18,7 +19,7 @@ from hydractl.cli.app import main
 from hydractl.criteria.cahp.head_choice import Batches
 from hydractl.data import open_data
 from hydractl.errors import HydraError
-from hydractl.files.atomic import Output, write_with
+from hydractl.files.atomic import Output, write_bytes
 from hydractl.heads.mask import Head
 from hydractl.jsonio import read_json_file
 from hydractl.model.loading import build_model
@@ -114,5 +115,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure and say where."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with Output(path, force=True) as output:
-        write_with(output, lambda file: figure.savefig(file, dpi=120, metadata={"Software": None}))
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=120, metadata={"Software": None})
+        write_bytes(output, drawn.getvalue())
     print(f"figure: {path}")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydractl.files.atomic import Output, write_with
+from hydractl.files.atomic import Output, write_bytes
 
 PAPER = Path(__file__).resolve().parents[2] / "docs" / "results" / "paper.json"
 
@@ -116,7 +116,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.output is not None:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
         with Output(asked.output, force=True) as output:
-            write_with(output, lambda file: file.write(text.encode()))
+            write_bytes(output, text.encode())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hydractl.files.atomic import Output, write_with
+from hydractl.files.atomic import Output, write_bytes
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     asked = parser.parse_args()
     lines = [line for path in asked.lists for line in path.read_text(encoding="utf-8").splitlines()]
     with Output(asked.output, force=True) as output:
-        write_with(output, lambda file: file.write("".join(f"{line}\n" for line in lines).encode()))
+        write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
 
 
 if __name__ == "__main__":

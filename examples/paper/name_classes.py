@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hydractl.data import open_data
 from hydractl.data.names import read_labels
-from hydractl.files.atomic import Output, write_with
+from hydractl.files.atomic import Output, write_bytes
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     assert dataset.labels is not None
     lines = [f"{path}\t{names[label]}\n" for path, label in zip(dataset.ids, dataset.labels, strict=True)]
     with Output(asked.output, force=True) as output:
-        write_with(output, lambda file: file.write("".join(lines).encode()))
+        write_bytes(output, "".join(lines).encode())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hydractl.files.atomic import Output, write_with
+from hydractl.files.atomic import Output, write_bytes
 
 # The name of a metric in OpenOOD's evaluator, and its key in an eval.
 COLUMNS = {"FPR@95": "fpr95", "AUROC": "auroc", "AUPR_IN": "aupr_in", "AUPR_OUT": "aupr_trapezoid"}
@@ -46,7 +46,7 @@ def main() -> None:
     asked = parser.parse_args()
     models = json.loads(asked.eval.read_text(encoding="utf-8"))["models"]
     with Output(asked.output, force=True) as output:
-        write_with(output, lambda file: file.write(table(models[0]).encode()))
+        write_bytes(output, table(models[0]).encode())
 
 
 if __name__ == "__main__":

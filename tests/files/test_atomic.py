@@ -17,7 +17,7 @@ import pytest
 from filelock import lock_descriptor
 
 from hydractl.errors import OutputError, StorageError
-from hydractl.files.atomic import Output, storage_error, write_json, write_with
+from hydractl.files.atomic import Output, storage_error, write_bytes, write_json
 from tests.running import refused
 
 
@@ -27,7 +27,7 @@ def listing(folder: Path) -> list[str]:
 
 def write(path: Path, content: bytes = b"new", *, force: bool = False) -> Path:
     with Output(path, force=force) as output:
-        return write_with(output, lambda handle: handle.write(content) and None)
+        return write_bytes(output, content)
 
 
 def write_folder(path: Path, content: str, *, force: bool = False) -> None:
@@ -234,7 +234,7 @@ def test_a_kill_before_the_rename_keeps_the_old_file_and_frees_the_lock(tmp_path
         Output(path)
     with Output(path, force=True) as output:
         assert output.temporary.read_bytes() == b"", "nothing of the dead run gets into the new one"
-        write_with(output, lambda handle: handle.write(b"new") and None)
+        write_bytes(output, b"new")
     assert path.read_bytes() == b"new"
     assert listing(tmp_path) == ["a.st"]
 
@@ -295,7 +295,7 @@ def run(barrier, number, rounds, won):
         barrier.wait()
         try:
             with Output(Path(sys.argv[1]) / f"out{index}") as output:
-                write_with(output, lambda handle: handle.write(str(number).encode() * 100_000))
+                write_bytes(output, str(number).encode() * 100_000)
             with won.get_lock():
                 won[index] += 1
         except OutputError:
@@ -370,7 +370,7 @@ from hydractl.errors import HydraError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     with Output(sys.argv[1], force=True) as output:
-        write_with(output, lambda handle: handle.write(b"x" * int(sys.argv[2])))
+        write_bytes(output, b"x" * int(sys.argv[2]))
 except HydraError as error:
     print(type(error).__name__, error.exit_code, error.message, error.hint, sep="|")
 """
