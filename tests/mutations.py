@@ -253,6 +253,13 @@ MUTATIONS = (
         "tests/faults/test_samples_as_seen.py",
     ),
     Mutation(
+        "older fingerprints compared with new ones",
+        "hydractl/files/fingerprints.py",
+        '        if "decoder" in use:\n            seen.update(_kept_digests(use))\n',
+        "        seen.update(_kept_digests(use))\n",
+        "tests/files/test_fingerprints.py",
+    ),
+    Mutation(
         "twelve bits of a TIFF taken for sixteen",
         "hydractl/families/pixels.py",
         "pixels = np.asarray(image) >> (bits - 8)",

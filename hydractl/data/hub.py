@@ -7,13 +7,15 @@ is taken from there. No code of a data set is run.
 
 from __future__ import annotations
 
+import itertools
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydractl.data.base import Dataset, RowIds, reason
+from hydractl.data.base import Dataset, RowIds, UnreadableSample, reason
 from hydractl.data.files import EncodedImages, printable
 from hydractl.data.labels import RawLabels, labels_of_column
 from hydractl.data.names import class_label_names
@@ -30,6 +32,59 @@ _HERE = ("/", "./", "../", "~")  # what a path begins with, and no name on the h
 
 
 # --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+class _ParquetColumn:
+    """The images in one Parquet file; one row group of the file is in memory at a time.
+
+    Args:
+        path: the file.
+        column: the name of the column of images.
+        where: the name of the set in messages.
+        starts: the first row of each row group, ascending, and at the end the number of rows in the file.
+    """
+
+    def __init__(self, path: Path, column: str, where: str, starts: list[int]) -> None:
+        self._path = path
+        self._column = column
+        self._where = where
+        self._starts = starts
+        self._number = -1  # of the row group in memory
+        self._images: list[Any] = []
+
+    def __getitem__(self, row: int) -> Any:
+        """Return an image as its row holds it, ``{"bytes", "path"}`` or bytes; None if it holds none.
+
+        Raises:
+            UnreadableSample: if the file is damaged, or was removed.
+        """
+        # Find the group of rows that has this row. If groups start at the rows 0, 100 and 200, row 100 is the first of
+        # group 1. A group is read whole, and the last one that was read is kept.
+        number = bisect_right(self._starts, row) - 1
+        if number != self._number:
+            self._images = self._read_group(number)
+            self._number = number
+        row_in_group = row - self._starts[number]
+        if row_in_group >= len(self._images):  # a damaged file may hold fewer rows than it states
+            return None
+        return self._images[row_in_group]
+
+    def _read_group(self, number: int) -> list[Any]:
+        """Read the images of a row group from the file.
+
+        Raises:
+            UnreadableSample: if the file is damaged, or was removed.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(self._path) as file:
+                table = file.read_row_group(number, columns=[self._column], use_threads=False)
+            return list(table.column(0).to_pylist())
+        except (pyarrow.lib.ArrowException, OSError, ValueError) as error:
+            rows = f"rows {self._starts[number]}.. of {printable(str(self._path))}"
+            raise UnreadableSample(f"cannot read {rows}: {reason(error)} ({self._where})") from error
 
 
 def holds_images(path: str) -> bool:
@@ -71,29 +126,34 @@ def _image_columns(schema: Any) -> list[str]:
 def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the images and labels in a Parquet file; ``?image=`` and ``?label=`` name its columns.
 
-    The images are held in memory, encoded as they are in the file.
     Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
 
     Raises:
         InputError: if the file cannot be read, or columns are missing or ambiguous.
     """
-    from pyarrow import Table
     from pyarrow.parquet import ParquetFile
 
     spec.check_query(_SETTINGS)
+
+    # Choose the columns, and read the labels but not yet the images.
+    labels: list[Any] | None = None
     with parquet_errors(spec.where), ParquetFile(spec.file) as file:
         schema = file.schema_arrow
+        # The first row of each group of rows, and the number of all rows: groups of 100 and 50 rows give 0, 100, 150.
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        starts = [0, *itertools.accumulate(group.num_rows for group in groups)]
         image_column, label_column = _choose_columns(spec, _image_columns(schema), schema.names)
-        columns = [image_column] if label_column is None else [image_column, label_column]
-        # In batches, as Arrow can hold no more than 2 GiB of bytes in a piece.
-        batches = list(file.iter_batches(columns=columns, use_threads=False))
-    if not batches:
+        if label_column is not None:
+            labels = file.read(columns=[label_column], use_threads=False).column(0).to_pylist()
+
+    total = starts[-1]
+    if not total:
         raise InputError(f"{spec.where}: no images in the file")
-    table = Table.from_batches(batches)
-    ids = RowIds(printable(spec.file.name), table.num_rows)
-    dataset = HubImages(spec.text, spec.where, ids, table[image_column], [])
+    if labels is not None and len(labels) != total:
+        raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
+    column = _ParquetColumn(spec.file, image_column, spec.where, starts)
+    dataset = HubImages(spec.text, spec.where, RowIds(printable(spec.file.name), total), column, [])
     dataset.turns = False
-    labels = None if label_column is None else table[label_column].to_pylist()
     class_names = class_label_names(schema.metadata).get(str(label_column))
     return dataset, _labels(labels, class_names, schema.names)
 
@@ -132,7 +192,7 @@ class HubImages(EncodedImages):
     """The images of a set of the ``datasets`` library, or of a Parquet file.
 
     Attributes:
-        column: the column of images, not decoded: each item is ``{"bytes", "path"}``, bytes, or None, also of Arrow.
+        column: the column of images, not decoded: each item is ``{"bytes", "path"}``, bytes, or None.
         folders: image files may only be read from these folders (the library's caches); None means from anywhere.
     """
 
@@ -150,8 +210,6 @@ class HubImages(EncodedImages):
         # A row holds the bytes or names a file. Its path may lead anywhere, so it must lie in one of the folders of the
         # set, which are None only for a table that the user's own program holds.
         value = self.column[i]
-        if hasattr(value, "as_py"):  # a value of Arrow
-            value = value.as_py()
         if not isinstance(value, dict):  # plain bytes, or nothing
             value = {"bytes": value}
         content = value.get("bytes")

@@ -18,7 +18,7 @@ from hydractl.data.base import Dataset
 from hydractl.data.batching import read_ahead
 from hydractl.data.part import DatasetPart
 from hydractl.errors import InputError
-from hydractl.files.fingerprints import Entry, trained_on
+from hydractl.files.fingerprints import Entry, incomparable, trained_on
 
 # Real data repeat a few samples. So many samples, or this share of a set, are not the user's mistake.
 _HANDFUL, _SHARE = 5, 0.01
@@ -184,6 +184,11 @@ def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) 
         seen: the samples that its weights were trained on.
         validation: the data by which something is chosen.
     """
+    # Samples of an older version may have fingerprints of another kind, by which nothing can be compared.
+    seen = list(seen)
+    older = incomparable(use for use in seen if use["as"] == "train")
+    if older is not None:
+        return f"{model}: {older}: whether {validation.option} is apart from it is not known"
     count = trained_on(seen, validation.dataset)
     total = len(validation.dataset)
     if not is_more_than_a_handful(count, total):

@@ -8,7 +8,7 @@ from hydractl.data.overlap import Findings, GivenSet, compare_sets
 from hydractl.errors import InputError
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.sets import EvalSet, fitted_entries, fitted_sets, option_of, tested
-from hydractl.files.fingerprints import Entry, marked, other_decoder, who_saw
+from hydractl.files.fingerprints import Entry, incomparable, marked, other_decoder, who_saw
 
 
 def check_apart(sets: Sequence[EvalSet]) -> list[str]:
@@ -60,6 +60,9 @@ def seen_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet], *, a
     seen: Seen = {}
     problems = []
     for model in models:
+        older = incomparable(model.seen)  # None, or why what it has seen cannot be compared with these samples
+        if older is not None:
+            problems.append(f"{model.name}: {older}")
         entries = [*model.seen, *entries_of_command]
         # Corrupted sets need no check, because they have the images of the ID test set.
         for dataset in tested(sets):
@@ -80,6 +83,9 @@ def warnings_of_seen(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) 
     """Return a sentence for each model of which it is not certain whether it has seen test samples."""
     warnings = []
     for model in models:
+        older = incomparable(model.seen)
+        if older is not None:
+            warnings.append(f"{model.name}: {older}")
         for dataset in tested(sets):
             if dataset.dataset is None:
                 continue

@@ -33,8 +33,10 @@ class SeenRecord(Record):
     """Number of its samples that were used."""
     hashes: Annotated[str, AfterValidator(_whole_digests)]
     """Base64 of the first six bytes of each sample's SHA-256, ascending, each once."""
-    decoder: str
-    """Versions of what decoded its images; empty for texts and arrays."""
+    decoder: str | None = optional(
+        "Versions of what decoded its images; empty for texts and arrays. Older files, whose fingerprints are of bytes "
+        "as they were stored, lack it."
+    )
 
 
 HeadCount = Annotated[Count, Field(le=MOST_HEADS)]

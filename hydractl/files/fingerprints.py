@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -52,12 +52,13 @@ They represent a larger set by a sample that does not depend on its order. A lea
 twenty was seen, about fifty of them are recognised.
 """
 
-Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str, "decoder": str})
+Entry = TypedDict("Entry", {"by": str, "as": str, "data": str, "n": int, "hashes": str, "decoder": NotRequired[str]})
 """The record of one data set that was seen.
 
 ``by`` is the verb that saw the samples, ``as`` their role, ``data`` the fingerprint of the data set, ``n`` the number
 of samples used, and ``hashes`` the base64 of the kept fingerprints, ascending, 6 bytes each. ``decoder`` has the
-versions of what decoded the samples, and is empty for texts and arrays.
+versions of what decoded the samples, and is empty for texts and arrays. Records of earlier versions of hydractl lack
+it: their fingerprints are of the bytes of files, and can be compared with nothing.
 """
 
 
@@ -105,7 +106,8 @@ def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.b
     """
     seen: set[str] = set()
     for use in entries:
-        seen.update(_kept_digests(use))
+        if "decoder" in use:
+            seen.update(_kept_digests(use))
     are_seen = [digest[:_DIGITS] in seen for digest in dataset.sample_fingerprints()]
     return np.array(are_seen, dtype=np.bool_)
 
@@ -118,13 +120,23 @@ def _kept_digests(use: Entry) -> Iterator[str]:
         yield all_digits[start:stop]
 
 
+def incomparable(entries: Iterable[Entry]) -> str | None:
+    """Return a phrase on samples that were seen and cannot be recognised in any data set; None if there are none."""
+    old = [f"{use['by']} ({use['as']})" for use in entries if "decoder" not in use]
+    if not old:
+        return None
+    return (
+        f"what {', '.join(dict.fromkeys(old))} saw is known by fingerprints of an older form, which cannot be compared"
+    )
+
+
 def other_decoder(entries: Iterable[Entry], dataset: Fingerprinted) -> str | None:
     """Return the versions by which samples that were seen were decoded, if a data set is decoded by others; or None.
 
     Decoders of JPEG differ in bits, so a sample may not be recognised. Those of other formats do not.
     """
     for use in entries:
-        decoder = use["decoder"]
+        decoder = use.get("decoder")
         if decoder and dataset.decoder and decoder != dataset.decoder:
             return decoder
     return None
@@ -158,10 +170,7 @@ def checked(value: Any, origin: str) -> list[Entry]:
     try:
         _SEEN.validate_python(value)
     except ValidationError:
-        raise InputError(
-            f"{origin} has a broken list of samples that were seen ('seen')",
-            hint="where hydractl 0.1 wrote it, whose fingerprints are of another form, make it again",
-        ) from None
+        raise InputError(f"{origin} has a broken list of samples that were seen ('seen')") from None
     entries: list[Entry] = value
     return entries
 

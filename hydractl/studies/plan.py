@@ -69,6 +69,8 @@ class Plan:
         late: the sites in the last third of each tower.
         has_classifier: whether the model has a classifier; a zero-shot model has none.
         fitted: options of ``eval`` for OOD scores on features; empty if there are no such scores.
+        allow_seen: whether ``eval`` cannot tell what the model has seen. The study has compared its own sets, so the
+            steps measure all the same.
         steps: the steps up to the choice, each behind those that it needs.
         rows: the rows; the single model is the first.
     """
@@ -80,6 +82,7 @@ class Plan:
     late: Sequence[int]
     has_classifier: bool = True
     fitted: Options = field(default_factory=dict)
+    allow_seen: bool = False
     steps: list[Step] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
@@ -355,7 +358,10 @@ class Plan:
 
     def _test_data(self) -> Options:
         """Return the options of ``eval`` that name the test data."""
-        return {"test": self.request.test, "ood": self.request.ood}
+        data: dict[str, object] = {"test": self.request.test, "ood": self.request.ood}
+        if self.allow_seen:
+            data["allow_seen"] = True
+        return data
 
     def _eval_step(self, row: Row, purpose: str, data: Options) -> Step:
         """Return the step that evaluates a row and stores its predictions.

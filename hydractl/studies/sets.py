@@ -16,7 +16,7 @@ from hydractl.data.part import without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, DataSpec
-from hydractl.files.fingerprints import marked, who_saw
+from hydractl.files.fingerprints import incomparable, marked, who_saw
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.ood_scores import LAYERS
 from hydractl.metrics.threshold import stored_score
@@ -160,6 +160,9 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
 
     # Collect warnings: what the study does not use of the model, and data that are odd. Some are None for nothing odd.
     warnings = [_set_aside(source), *sets.warnings, *overlaps]
+    older = incomparable(source.description.seen)
+    if older is not None:
+        warnings.append(f"{source.name}: {older}")
     if source.description.reads == "text" and request.chooses_by_made_samples_alone():
         warnings.append(MADE_TEXTS)
     for given_set in sets.every:

@@ -14,6 +14,7 @@ from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.files.atomic import Output, storing, write_bytes, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
+from hydractl.files.fingerprints import incomparable
 from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
 from hydractl.jsonio import differences, read_json_file, shown
@@ -152,6 +153,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
         late=[source.sites.index(site) for site in _late_sites(sites)],
         has_classifier=_has_classifier(source),
         fitted=_options_of_feature_scores(sets, source),
+        allow_seen=incomparable(source.description.seen) is not None,
     )
     for name in scale.rows:
         KINDS[name].make(plan)

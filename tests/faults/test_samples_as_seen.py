@@ -19,7 +19,7 @@ from hydractl.data.files import FileImages
 from hydractl.data.opening import keeping_fingerprints
 from hydractl.data.plausibility import repetition_warnings
 from hydractl.files.checkpoint import FileTensors
-from hydractl.files.fingerprints import entry, marked, other_decoder
+from hydractl.files.fingerprints import entry, incomparable, marked, other_decoder
 from tests.image_data import encoded, stacked
 from tests.running import answer, run
 
@@ -164,8 +164,16 @@ def test_a_file_with_older_fingerprints(trained: str, capsys: pytest.CaptureFixt
     test = folder("test", COLOUR)
     assert FileTensors(Path(trained))
     run("eval", trained, "--test", test, code=3)
-    error = capsys.readouterr().err
-    assert "has a broken list of samples that were seen" in error and "hint: where hydractl 0.1 wrote it" in error
+    assert "m: what finetune (train) saw is known by fingerprints of an older form" in capsys.readouterr().err
+    document = answer("eval", trained, "--test", test, "--allow-seen")
+    assert any("which cannot be compared" in warning for warning in document["warnings"])
+    # All else works.
+    run("predict", trained, test, "-o", "p.jsonl")
+    run("calibrate", trained, "--val", test, "--temperature", "fit", "-o", "c.st")
+    assert "whether --val is apart from it is not known" in capsys.readouterr().err
+    run("prune", trained, "--method", "taylor", "--keep", "2", "--data", test, "--samples", "4", "-o", "a.st")
+    run("fuse", trained, "a.st", "-o", "h.st")
+    run("--info", "h.st")
 
 
 @pytest.mark.fault(96)
@@ -179,7 +187,7 @@ def test_another_decoder_of_jpeg_is_said(trained: str, monkeypatch: pytest.Monke
     # Of arrays and texts nothing is decoded.
     seen = [entry("finetune", "train", open_data(test))]
     data = open_data(arrays("a.npz", COLOUR))
-    assert other_decoder(seen, data) is None
+    assert other_decoder(seen, data) is None and incomparable(seen) is None
     assert not marked([{**seen[0], "hashes": seen[0]["hashes"]}], data).any()
 
 

@@ -50,6 +50,14 @@ def test_neither_order_nor_repetition_of_samples_matters() -> None:
     assert (once["n"], again["n"]) == (50, 51)
 
 
+def test_an_older_entry_marks_nothing_and_is_named() -> None:
+    entry = seen.entry("finetune", "train", Named(names(0, 50)))
+    assert seen.incomparable([entry]) is None
+    del entry["decoder"]
+    assert not seen.marked([entry], Named(names(0, 50))).any()
+    assert str(seen.incomparable([entry])).startswith("what finetune (train) saw is known by fingerprints of an older")
+
+
 def test_no_entries_mark_nothing() -> None:
     assert not seen.marked([], Named(names(0, 5))).any()
     assert seen.who_saw([], Named(names(0, 5))) == ""
@@ -80,7 +88,7 @@ def test_what_a_mask_and_its_start_mask_have_seen() -> None:
     assert seen.seen_in({}, "c.json") == []
 
 
-GOOD = {"by": "finetune", "as": "train", "data": "ab", "n": 1, "hashes": "AAAAAAAA", "decoder": ""}
+GOOD = {"by": "finetune", "as": "train", "data": "ab", "n": 1, "hashes": "AAAAAAAA"}
 
 
 @pytest.mark.parametrize(
