@@ -25,21 +25,6 @@ _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
-class BatchShape:
-    """The size of one batch in a tower.
-
-    Attributes:
-        samples: how many samples it has.
-        tokens: how many tokens each sample has.
-        queries: how many of these tokens are read out.
-    """
-
-    samples: int
-    tokens: int
-    queries: int
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     """How the memory of a search is used.
 
@@ -110,6 +95,7 @@ class Evaluator:
         n_id, n_ood: the number of ID and OOD samples of all tasks, each sample counted as often as ``shares`` says.
         memory: how the memory is used.
         stem_bytes: the size of the state of each batch before the first block.
+        largest_batch_tokens: the number of tokens of the largest batch: its samples times the tokens of each.
     """
 
     def __init__(
@@ -160,7 +146,7 @@ class Evaluator:
 
         # Fill the lists above by reading all batches once. A lane is a model that is searched in turn with others: one
         # for each objective, as objectives remove different heads.
-        self._shapes: list[BatchShape] = []
+        self.largest_batch_tokens = 0
         if stream is None:
             stream = (batch.read() for batch in self.batches)
         self.stem_bytes = self._read_all(stream, memory_bytes // 4)
@@ -183,12 +169,6 @@ class Evaluator:
             return self.sample_tower.work
         return self.sample_tower.work + self.label_tower.work
 
-    @property
-    def largest_batch_tokens(self) -> int:
-        """The number of tokens of the largest batch: its samples times the tokens of each."""
-        tokens_of_batches = [shape.samples * shape.tokens for shape in self._shapes]
-        return max(tokens_of_batches)
-
     def naive_work(self, samples: int, sites: Iterable[int]) -> int:
         """Return the cost of one run of the whole model, in evaluations of one block on one sample.
 
@@ -201,39 +181,13 @@ class Evaluator:
             return work
         label_sites = set(self.label_tower.sites).intersection(sites)
         if label_sites:
-            prompts = sum(len(stem.hidden) for stem in self._label_stems)  # texts, over all batches of texts
+            prompts = sum(len(stem.hidden) for stem in self.label_stems)  # texts, over all batches of texts
             work += prompts * len(self.label_tower.sites)
         return work
 
-    def price(self, site: int | None, samples: int, share: float) -> float:
-        """Return the cost of evaluating one candidate, a head of a site, in evaluations of one block on one sample.
-
-        Without a head of the sample tower, the blocks from its site on run for each sample. Without one of the label
-        tower, which encodes the texts of the classes, they run for these texts, however many samples there are.
-
-        Args:
-            site: the index of the site (attention block), which may be in the sample tower or in the label tower; None:
-                the cost of the current model itself.
-            samples: on how many samples; each is assumed to cost the mean over the samples of this evaluator.
-            share: the share of the heads that is present at each site.
-        """
-        # A head of the sample tower, or the current model itself.
-        label_tower = self.label_tower
-        if label_tower is None or site not in label_tower.sites:
-            return samples * _mean_price(self.sample_tower, self._shapes, site, share)
-
-        # A head of the label tower.
-        shapes = []
-        for stem in self._label_stems:
-            prompts_of_batch = len(stem.hidden)
-            shapes.append(_shape_in_tower(label_tower, stem, prompts_of_batch))
-        prompts = sum(shape.samples for shape in shapes)
-        return prompts * _mean_price(label_tower, shapes, site, share)
-
-    def count_backward(self, batch: int) -> None:
-        """Count the work of one backward pass to the gates of one batch."""
-        shape = self._shapes[batch]
-        self.sample_tower.count_backward(shape.samples, shape.tokens, shape.queries)
+    def reads_labels(self, site: int) -> bool:
+        """Return whether a site is in the tower that reads the texts of the labels; False if the model has none."""
+        return self.label_tower is not None and site in self.label_tower.sites
 
     # --- the model with heads removed ---------------------------------------------------------------------------------
 
@@ -259,9 +213,9 @@ class Evaluator:
         # previous model are not run again.
         known_traces: Sequence[Trace | None] = self._label_traces
         if not known_traces:
-            known_traces = [None] * len(self._label_stems)
+            known_traces = [None] * len(self.label_stems)
         traces = []
-        for stem, known in zip(self._label_stems, known_traces, strict=True):
+        for stem, known in zip(self.label_stems, known_traces, strict=True):
             traces.append(self.label_tower.trace(stem, known))
         self._label_traces = traces
         self._label_reads = torch.cat([trace.read for trace in traces])  # [classes, D]
@@ -331,7 +285,7 @@ class Evaluator:
             batch: the index of the batch.
             gates: for each site ``[B, heads]``, factors for the output of each head.
         """
-        stem = self._stem_of(batch)
+        stem = self.stem_of(batch)
 
         # The kept tensors were created in inference mode: autograd accepts only copies of them.
         context = {}
@@ -380,7 +334,7 @@ class Evaluator:
 
     @torch.inference_mode()
     def _read_all(self, stream: Iterable[Any], most_bytes: int) -> list[int]:
-        """Read all batches once: store the shape of each, and the stems (states before the first block) if they fit.
+        """Read all batches once, and store their stems (states before the first block) if they fit.
 
         Args:
             stream: the inputs of all batches in turn.
@@ -393,8 +347,8 @@ class Evaluator:
         for batch, inputs in enumerate(stream):
             stem = self.sample_tower.chain.stem(inputs)
             stem_bytes.append(stem.hidden.nbytes)
-            shape = _shape_in_tower(self.sample_tower, stem, self.batches[batch].size)
-            self._shapes.append(shape)
+            samples, tokens = stem.hidden.shape[:2]
+            self.largest_batch_tokens = max(self.largest_batch_tokens, samples * tokens)
 
             # The first batch that exceeds the limit drops those before it.
             if sum(stem_bytes) <= most_bytes:
@@ -403,7 +357,7 @@ class Evaluator:
                 self._stems.clear()
         return stem_bytes
 
-    def _stem_of(self, batch: int) -> State:
+    def stem_of(self, batch: int) -> State:
         """Return the state of a batch before the first block; read the batch again if its stem is not kept."""
         if self.memory.keeps_stems:
             return self._stems[batch]
@@ -411,7 +365,7 @@ class Evaluator:
         return self.sample_tower.chain.stem(inputs)
 
     @cached_property
-    def _label_stems(self) -> list[State]:
+    def label_stems(self) -> list[State]:
         """The states of the label texts before the first block, one for each batch of texts."""
         prompted = self.model.prompted
         assert self.label_tower is not None
@@ -444,7 +398,7 @@ class Evaluator:
         # Reuse the stored trace that agrees with the current model at the most leading sites.
         trace = _most_similar(stored_traces, heads)
         if trace is None or trace.kept != heads:
-            trace = self.sample_tower.trace(self._stem_of(batch), known=trace)
+            trace = self.sample_tower.trace(self.stem_of(batch), known=trace)
 
         # Store it with the kind of model it belongs to.
         if self._is_aside:
@@ -500,23 +454,6 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
     return answers
 
 
-def _mean_price(tower: SearchedTower, shapes: Sequence[BatchShape], site: int | None, share: float) -> float:
-    """Return the mean cost per sample of evaluating one candidate, in evaluations of one block of the tower.
-
-    Args:
-        tower: the tower that has the site.
-        shapes: the batches over whose samples to average.
-        site: the index of the site; None: the cost of the model itself.
-        share: the share of the heads that is present at each site.
-    """
-    prices = []
-    for shape in shapes:
-        price_of_sample = tower.price(site, shape.tokens, shape.queries, share)
-        prices.append(shape.samples * price_of_sample)
-    samples = sum(shape.samples for shape in shapes)
-    return sum(prices) / samples
-
-
 def _samples_of_task(batches: Sequence[SearchBatch], task: int) -> tuple[int, int]:
     """Return the number of ID samples and of OOD samples of a task; batches without labels are OOD."""
     n_id = 0
@@ -547,11 +484,3 @@ def _has_only_heads_of(trace: Trace, other: Trace) -> bool:
     """Return whether every head that was present in a trace was also present in another trace."""
     pairs = zip(trace.kept, other.kept, strict=True)
     return all(set(heads) <= set(other_heads) for heads, other_heads in pairs)
-
-
-def _shape_in_tower(tower: SearchedTower, stem: State, samples: int) -> BatchShape:
-    """Return the size of a batch in a tower, from its state before the first block."""
-    tokens = stem.hidden.shape[1]  # [samples, tokens, d_model]
-    read_out = tower.chain.query_tokens(stem)
-    queries = read_out.hidden.shape[1]
-    return BatchShape(samples, tokens, queries)

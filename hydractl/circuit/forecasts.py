@@ -233,7 +233,9 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
         gates.append(gate.requires_grad_(bool(kept)))
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
+    work_before = evaluator.sample_tower.work
     logits = evaluator.gated_logits(batch, gates).double()
+    work_of_pass = evaluator.sample_tower.work - work_before
 
     # The column of zeros stands for heads without slopes.
     column_of_zeros = parameter.new_zeros(size, 1)
@@ -244,7 +246,7 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
             values = quantity(name, logits, labels, evaluator.ood_score)
             # For each site [B, heads]. The graph is kept for the next quantity.
             gradients = torch.autograd.grad(values.sum(), gates_of_heads, retain_graph=True)
-            evaluator.count_backward(batch)
+            evaluator.sample_tower.work += work_of_pass  # a backward pass counts as much as a forward pass
         by_head = torch.cat([*gradients, column_of_zeros], dim=1)  # [B, heads + 1]
         slopes_by_name[name] = by_head.float().cpu()
     return slopes_by_name

@@ -118,7 +118,7 @@ class Lazy(GreedySearch):
         expected = evaluations(len(self.heads) - removed, budget - removed, self.size)
         if step == 1:
             # Heads of the tower that reads labels have no slopes: the first step evaluates all of them.
-            expected += sum(map(self._reads_labels, self.heads))
+            expected += sum(self.evaluator.reads_labels(head.site) for head in self.heads)
         return expected
 
     def _show_evaluations_left(self, evaluations: int) -> None:
@@ -163,7 +163,7 @@ class Lazy(GreedySearch):
         # Heads without slopes have no useful forecast: each is counted once in the whole search.
         for head in left:
             never_evaluated = (group[0], head) not in self._forecast_errors
-            if self._reads_labels(head) and never_evaluated:
+            if self.evaluator.reads_labels(head.site) and never_evaluated:
                 self._count(this_step, head)
         self._count_while_an_estimate_leads(this_step, left)
 
@@ -303,14 +303,9 @@ class Lazy(GreedySearch):
         if last is None:
             return 0.0
         slopes_are_newer = last.step < self._slopes_step
-        if slopes_are_newer and not self._reads_labels(head):
+        if slopes_are_newer and not self.evaluator.reads_labels(head.site):
             return 0.0
         return last.error
-
-    def _reads_labels(self, head: CandidateHead) -> bool:
-        """Return whether a head is in the tower that reads the texts of the labels; False if the model has none."""
-        labels = self.evaluator.label_tower
-        return labels is not None and head.site in labels.sites
 
     # --- memory -------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from hydractl.circuit.evaluator import Evaluator, MemoryPlan
@@ -16,12 +17,21 @@ from hydractl.circuit.lazy import SLOPES_EVERY, USUALLY_ASKED
 from hydractl.circuit.objective import reads_ood
 from hydractl.circuit.scope import Scope, SearchOptions
 from hydractl.circuit.search import evaluations
+from hydractl.circuit.tower import SearchedTower
 from hydractl.circuit.winners import CandidateHead
+from hydractl.families.base import State
 from hydractl.log import Log
+from hydractl.metrics.probabilities import Floats
 from hydractl.report.texts import bytes_text, duration_text
 
 _TIMED_CALLS = 3
 """How many calls are timed to say how long a search takes."""
+
+_ATTENTION_SHARE = 0.4
+"""About which share of a block is attention: 4 of 12 products in a transformer, and the attention itself."""
+
+_TIMED_BATCH = 0
+"""The batch that is timed, which is one of ID samples."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +41,18 @@ class SearchPlan:
     Attributes:
         evaluations_per_objective: how often the whole data are evaluated, at most.
         sample_blocks_naive: how often a block runs on a sample in the plain algorithm, one objective after another.
-        sample_blocks: an estimate of the same number for this search. For an exact search it assumes no bounds, no
-            evaluations shared by objectives, and removed heads spread evenly over all sites. For an approximate search
-            it is the usual number.
-        seconds: about how long this takes.
+        seconds: about how long the search takes without bounds, and without evaluations that objectives share.
         processor_seconds: the processor time of that, of all processes and threads.
+        seconds_per_pass: the processor time of one sample in the whole model.
         memory_bytes: how many bytes are kept between evaluations.
         chunks: into how many parts the data are cut so that the memory suffices.
     """
 
     evaluations_per_objective: int
     sample_blocks_naive: int
-    sample_blocks: int
     seconds: float
     processor_seconds: float
+    seconds_per_pass: float
     memory_bytes: int
     chunks: int
 
@@ -69,43 +77,51 @@ def plan_search(
         memory: how the memory is used for all data.
         processes: how many processes share the work.
     """
-    sites = [site for site, _ in heads]
-    asked_at_most = asked_by_lazy(options)
-    is_headmap = options.algorithm == "headmap"
-
     # Count evaluations of the whole data: Headmap tries each head once, Algorithm 1 tries all heads left at every step.
-    # The lazy search evaluates only some of these.
-    naive_count = len(heads) if is_headmap else evaluations(len(heads), budget)
-    count = len(heads) if is_headmap else evaluations(len(heads), budget, asked_at_most)
-
-    # Count the work in sample-blocks (one block on one sample), one objective after another.
-    if is_headmap:
-        # One round for each site, in which only the heads of this site are evaluated.
-        number_of_sites = len(set(sites))
-        rounds = [_PlannedRound(present=1.0, tried=1 / number_of_sites, passes=1.0)] * number_of_sites
+    # A lazy step evaluates only some of these, usually two, those with the best forecasts. The forecasts need slopes,
+    # for which the model runs forward once (1) and backward (about 2) at every SLOPES_EVERY-th step.
+    asked_at_most = asked_by_lazy(options)
+    passes = 0.0
+    if options.algorithm == "headmap":
+        naive_count = count = expected = len(heads)
     else:
-        rounds = _rounds_of_elimination(evaluator, len(heads), budget, asked_at_most)
-    naive_work = 0.0
-    work = 0.0
+        naive_count = evaluations(len(heads), budget)
+        count = evaluations(len(heads), budget, asked_at_most)
+        expected = count
+        if asked_at_most is not None:
+            expected = evaluations(len(heads), budget, min(asked_at_most, USUALLY_ASKED))
+            passes = budget * 3 / SLOPES_EVERY
+
+    # Time each tower on one batch. A pass of the label tower serves all batches of samples.
+    of_pass = _time_of_pass(evaluator.sample_tower, evaluator.stem_of(_TIMED_BATCH))
+    of_labels = np.zeros(2)
+    if evaluator.label_tower is not None:
+        first_stem, *others = evaluator.label_stems
+        of_labels = _time_of_pass(evaluator.label_tower, first_stem) * (1 + len(others))
+
+    # A candidate runs what follows its attention. Count the objectives one after another.
+    sites = [site for site, _ in heads]
+    naive_work = 0
+    seconds = np.zeros(2)
     for objective in options.objective:
         ood_samples = sizes.get("ood", 0) if reads_ood([objective]) else 0
         samples = sizes["id"] + ood_samples
+        batches = samples / evaluator.batches[_TIMED_BATCH].size
         naive_work += naive_count * evaluator.naive_work(samples, sites)
-        for planned in rounds:
-            # The model itself runs some times, and a share of the candidates is tried.
-            price_of_model = evaluator.price(None, samples, planned.present)
-            prices_of_heads = [evaluator.price(site, samples, planned.present) for site in sites]
-            work += planned.passes * price_of_model
-            work += planned.tried * sum(prices_of_heads)
-
-    # The evaluator may have only some of the data: assume that time grows with the samples.
-    of_clock, of_processor = _seconds_per_block(evaluator, heads[0])
+        of_candidates = []
+        for site in sites:
+            if evaluator.label_tower is not None and site in evaluator.label_tower.sites:
+                of_candidates.append(of_labels * _share_run(evaluator.label_tower, site))
+            else:
+                of_candidates.append(of_pass * batches * _share_run(evaluator.sample_tower, site))
+        seconds += expected * np.mean(of_candidates, axis=0) + passes * batches * of_pass
+    of_clock, of_processor = seconds.tolist()
     return SearchPlan(
         evaluations_per_objective=count,
-        sample_blocks_naive=round(naive_work),
-        sample_blocks=round(work),
-        seconds=work * of_clock / processes,
-        processor_seconds=work * of_processor,
+        sample_blocks_naive=naive_work,
+        seconds=of_clock / processes,
+        processor_seconds=of_processor,
+        seconds_per_pass=float(of_pass[1]) / evaluator.batches[_TIMED_BATCH].size,
         memory_bytes=memory.bytes,
         chunks=len(memory.chunks),
     )
@@ -119,87 +135,26 @@ def asked_by_lazy(options: SearchOptions) -> int | None:
     return int(count)
 
 
-@dataclass(frozen=True)
-class _PlannedRound:
-    """The expected evaluations of one round of a search.
+def _share_run(tower: SearchedTower, site: int) -> float:
+    """Return which share of a tower a candidate runs: the blocks after its own, and its own but for the attention."""
+    blocks = len(tower.sites)
+    blocks_before = site - tower.sites.start
+    return (blocks - blocks_before - _ATTENTION_SHARE) / blocks
 
-    Attributes:
-        present: the share of the model's heads that is present.
-        tried: the share of all candidates that is evaluated.
-        passes: how often the model itself runs over the data.
+
+@torch.inference_mode()
+def _time_of_pass(tower: SearchedTower, stem: State) -> Floats:
+    """Return how long a tower takes for one batch: seconds of the clock, and seconds of processor time, ``[2]``.
+
+    The first call is not counted, as libraries do one-time work in it. Of the others the shortest counts: they may have
+    waited for other work of the machine.
     """
-
-    present: float
-    tried: float
-    passes: float
-
-
-def _rounds_of_elimination(
-    evaluator: Evaluator, heads: int, budget: int, asked_at_most: int | None
-) -> list[_PlannedRound]:
-    """Return the expected work of each step of a greedy search (Algorithm 1), which removes one head per step.
-
-    An exact search evaluates all heads that are left at each step; a lazy one only those with the best forecasts. The
-    removed heads are assumed to be spread evenly over all sites, so the model becomes cheaper step by step: after 36 of
-    144 heads are removed, a share of 0.75 runs.
-
-    Args:
-        evaluator: an evaluator of the whole model.
-        heads: how many candidates there are.
-        budget: how many of them are removed.
-        asked_at_most: how many candidates a step of the lazy search evaluates at most; None for an exact search, which
-            evaluates all that are left.
-    """
-    heads_of_model = sum(len(kept) for kept in evaluator.sample_tower.full)
-    rounds = []
-    for step in range(budget):
-        # `step` heads have been removed so far, so this share of the heads still runs.
-        share_present = 1 - step / heads_of_model
-
-        # An exact step runs the model once, and tries every candidate that is left.
-        share_tried = (heads - step) / heads
-        runs_of_model = 1.0
-
-        # A lazy step usually tries only two candidates, those with the best forecasts. The forecasts need slopes, for
-        # which the model runs forward once (1) and backward (about 2) at every SLOPES_EVERY-th step. At the other steps
-        # the model itself does not run: its states come from the trial of the head removed before.
-        if asked_at_most is not None:
-            asked = min(asked_at_most, USUALLY_ASKED)
-            share_tried = min(share_tried, asked / heads)
-            runs_of_model = 3 / SLOPES_EVERY
-        rounds.append(_PlannedRound(present=share_present, tried=share_tried, passes=runs_of_model))
-    return rounds
-
-
-def _seconds_per_block(evaluator: Evaluator, head: CandidateHead) -> tuple[float, float]:
-    """Return how long one block takes for one sample: seconds of the clock, and seconds of processor time.
-
-    Timed is the evaluation of one candidate on the first ID batch, including the counting of its results.
-    """
-    site, position = head
-    first_id_batch = 0  # ID batches come first
-
-    # At the first call with a shape, libraries do one-time work.
-    evaluator.go_to_model_without([])
-    evaluator.current_values(first_id_batch)
-    evaluator.values_without_each(first_id_batch, site, [position])
-
-    # Of later calls the shortest counts: others may have waited for other work of the machine. Seconds are divided by
-    # the work of the call, which is counted in blocks times samples.
-    of_clock = []
-    of_processor = []
-    for _ in range(_TIMED_CALLS):
-        evaluator.go_to_model_without([])
-        work_before = evaluator.work
-        start = time.perf_counter()
-        busy_before = time.process_time()
-        evaluator.values_without_each(first_id_batch, site, [position])
-        busy = time.process_time() - busy_before
-        elapsed = time.perf_counter() - start
-        work = max(evaluator.work - work_before, 1e-9)
-        of_clock.append(elapsed / work)
-        of_processor.append(busy / work)
-    return min(of_clock), min(of_processor)
+    times = []
+    for _ in range(1 + _TIMED_CALLS):
+        start = np.array([time.perf_counter(), time.process_time()])
+        tower.trace(stem)
+        times.append(np.array([time.perf_counter(), time.process_time()]) - start)
+    return np.min(times[1:], axis=0)
 
 
 def free_memory(device: torch.device) -> int:
@@ -234,9 +189,7 @@ def tell_plan(log: Log, plan: SearchPlan, scope: Scope, options: SearchOptions, 
     before_bounds = " before bounds" if bounds else ""
     parts = f", the data in {plan.chunks} parts" if plan.chunks > 1 else ""
     log.info(
-        f"naively {plan.sample_blocks_naive:,} sample-block evaluations, here about {plan.sample_blocks:,}"
-        f"{before_bounds}, about {duration_text(plan.seconds)}; "
-        f"{bytes_text(plan.memory_bytes)} of states are kept{parts}"
+        f"about {duration_text(plan.seconds)}{before_bounds}; {bytes_text(plan.memory_bytes)} of states are kept{parts}"
     )
 
 

@@ -225,25 +225,6 @@ class SearchedTower:
                 attention.head_gate = None
         return self.chain.readout(state)[0]
 
-    def count_backward(self, samples: int, tokens: int, queries: int) -> None:
-        """Count the work of one backward pass through :meth:`gated`.
-
-        Args:
-            samples: how many samples the batch has.
-            tokens: how many tokens each of them has.
-            queries: how many of these tokens are read out.
-        """
-        queries_by_block = self._queries_by_block(tokens, queries)
-        for index, cost in enumerate(self.costs):
-            heads = len(self.kept[index])
-            macs = cost.backward(tokens, queries_by_block[index], heads)
-            self._add_work(samples * macs, tokens)
-
-    def _queries_by_block(self, tokens: int, queries: int) -> list[int]:
-        """Return how many tokens leave each block: all tokens, but from the last block only those that are read out."""
-        blocks_before_last = len(self.full) - 1
-        return [tokens] * blocks_before_last + [queries]
-
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
         """Run one block of the current model, and return the state after it with what its attention computes.
 
@@ -295,38 +276,12 @@ class SearchedTower:
         self._add_work(samples * macs, tokens)
         return state_after
 
-    def price(self, site: int | None, tokens: int, queries: int, share: float) -> float:
-        """Return the cost of one sample for evaluating one candidate, in evaluations of a whole block.
-
-        Without the candidate, only the rest of its block after attention runs, then all later blocks.
-
-        Args:
-            site: the index of the candidate's site; None: the cost of running the whole tower.
-            tokens: how many tokens the sample has.
-            queries: how many of these tokens are read out.
-            share: the share of the heads that is present at each site.
-        """
-        # How many queries and heads each block has.
-        queries_by_block = self._queries_by_block(tokens, queries)
-        heads_by_block = [share * len(all_here) for all_here in self.full]
-
-        # Add up the mult-adds: the rest of the candidate's block, then all blocks that follow.
-        first = 0
-        macs = 0.0
-        if site is not None:
-            block_of_site = site - self.sites.start
-            macs += self.costs[block_of_site].without_attention(queries_by_block[block_of_site])
-            first = block_of_site + 1
-        for index in range(first, len(heads_by_block)):
-            macs += self.costs[index].block(tokens, queries_by_block[index], heads_by_block[index])
-        return macs / self.unit(tokens)
-
     def _add_work(self, macs: float, tokens: float) -> None:
         """Add mult-adds to the work, in units of a whole block for samples of so many tokens."""
-        whole_block = self.unit(tokens)
+        whole_block = self._unit(tokens)
         self.work += macs / whole_block
 
-    def unit(self, tokens: float) -> float:
+    def _unit(self, tokens: float) -> float:
         """Return the mult-adds of one sample of ``tokens`` in a block with all its heads, averaged over the blocks."""
         macs_of_blocks = []
         for cost, heads in zip(self.costs, self.full, strict=True):
@@ -412,16 +367,6 @@ class BlockCost:
         attention_products = 2 * queries_here * tokens_here / self.windows * width
         other_layers = queries_here * self.per_token
         return query_projections + key_projections + attention_products + other_layers
-
-    def backward(self, tokens: float, queries: float, heads: float) -> float:
-        """Return the mult-adds of the gradients of activations, not of weights; arguments as in :meth:`block`.
-
-        A product with weights takes one product backward; a product of two activations, as in attention, takes two.
-        """
-        forward = self.block(tokens, queries, heads)
-        pairs_of_tokens = 2 * self.share**2 * queries * tokens / self.windows
-        second_products = pairs_of_tokens * heads * self.head_dim
-        return forward + second_products
 
     def without_attention(self, queries: float) -> float:
         """Return the mult-adds of the output projection of one head, and of all layers that follow attention."""

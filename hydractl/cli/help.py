@@ -22,15 +22,13 @@ APP_EXAMPLES = """
 """
 
 _INFO_ABOUT = (
-    "Describe files that hydractl writes, from their headers, with a map of the heads; of several files of one model "
-    "also how far their heads overlap."
+    "Describe files that hydractl writes, from their headers, with a map of the heads; of a fused model also how far "
+    "those of its members overlap."
 )
 
 INFO_EXAMPLES = """
   # a fused model
   hydractl --info hydra.st
-  # the overlap of three members
-  hydractl --info a.mask.json b.mask.json c.mask.json
   # for a script
   hydractl --info hydra.st --json
 """

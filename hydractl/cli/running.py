@@ -18,7 +18,7 @@ from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -37,9 +37,6 @@ from hydractl.options.sources import unknown_variables
 from hydractl.options.verbs import declared, options_of_verb
 from hydractl.options.wording import with_sources
 from hydractl.verbs.outcome import Outcome
-
-if TYPE_CHECKING:
-    from hydractl.files.results import Result
 
 
 def request_function(verb: str, **help_options: Any) -> Callable[..., Request]:
@@ -244,7 +241,7 @@ def _check_versions() -> None:
 
 
 def describe_files(request: Request, answer: Answer) -> None:
-    """Print what each file of ``--info`` holds, from its header, and how far the heads of several models overlap.
+    """Print what each file of ``--info`` holds, from its header.
 
     Raises:
         UsageError: no file is named.
@@ -254,7 +251,7 @@ def describe_files(request: Request, answer: Answer) -> None:
     files = request.given["files"]
     if not isinstance(files, list) or not files:
         raise UsageError("--info needs a FILE", hint="hydractl --info --help")
-    from hydractl.verbs.info import compare, describe
+    from hydractl.verbs.info import describe
 
     # Describe each file. An error of one of several is kept until the others are printed.
     infos = []
@@ -266,22 +263,16 @@ def describe_files(request: Request, answer: Answer) -> None:
             if len(files) == 1:
                 raise
             errors.append(error)
-    results: list[Result] = [*infos]
-
-    # The overlap of the heads that are kept; None unless there are several files of one model.
-    overlap = compare(infos)
-    if overlap is not None:
-        results.append(overlap)
 
     # Print them: one JSON document, or tables with an empty line between them.
     if request.given["json"]:
-        documents = [result.to_dict() for result in results]
+        documents = [info.to_dict() for info in infos]
         answer.document(documents[0] if len(files) == 1 else documents)
     else:
-        for number, result in enumerate(results):
+        for number, info in enumerate(infos):
             if number > 0:
                 answer.text("")
-            answer.table(result)
+            answer.table(info)
     if errors:
         raise InputError(f"{len(errors)} of {len(files)} files cannot be described", problems=map(str, errors))
 

@@ -180,10 +180,6 @@ class SearchEstimate(Result):
     """What each circuit maximises."""
     evaluations_per_objective: Count
     """Evaluations of the whole data for each objective."""
-    sample_blocks_naive: Count
-    """About how many blocks run in the plain algorithm, for each sample."""
-    sample_blocks: Count
-    """The same of this search."""
     seconds: float
     """About how long that takes."""
     memory_bytes: Count

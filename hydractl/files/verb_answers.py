@@ -213,14 +213,6 @@ class ComparedMasks(Record):
     """Their removed heads."""
 
 
-class OverlapAnswer(Result):
-    """The masks of several files compared."""
-
-    schema_: Literal["hydractl.overlap/1"] = "hydractl.overlap/1"
-    pairs: Sequence[ComparedMasks]
-    """Each two of the same sites."""
-
-
 class InfoAnswer(Result, extra="allow"):
     """What a file says of itself; what a broken file says may be anything.
 

@@ -9,16 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from hydractl.heads.mask import Head, HeadMask
 
 
-def comparable(a: HeadMask, b: HeadMask) -> bool:
-    """Return whether two masks have the same sites with the same numbers of heads."""
-    return dict(a.heads) == dict(b.heads)
-
-
 def mask_overlap(a: HeadMask, b: HeadMask) -> dict[str, Mapping[str, object]]:
     """Compare two masks of the same sites by what they keep (``kept``) and by what they remove (``removed``).
 
     Returns:
-        For both, as in ``hydractl.overlap/1``: ``counts``, the numbers of heads in the first and in the second set;
+        For both: ``counts``, the numbers of heads in the first and in the second set;
         ``shared``, the number of heads in both; ``jaccard``, shared heads over heads in either set; ``overlap``, shared
         heads over those of the smaller set; ``divergence``, the Jensen-Shannon divergence in bits (0..1) of the two
         distributions of heads over sites. The divergence is 0 for sets with the same share of heads at every site,

@@ -31,7 +31,6 @@ from hydractl.files.verb_answers import (
     FinetuneAnswer,
     FinetunesAnswer,
     InfoAnswer,
-    OverlapAnswer,
     PruneAnswer,
 )
 from hydractl.report.eval_tables import calibration_words, threshold_words
@@ -216,7 +215,6 @@ def _planned_search_view(plan: SearchEstimate, width: int) -> RenderableType:
         ("would remove", f"{plan.budget} of {plan.heads} heads"),
         ("objectives", ", ".join(plan.objectives)),
         ("evaluations", f"{plan.evaluations_per_objective:,} of the whole data for each objective"),
-        ("sample-block evaluations", f"about {plan.sample_blocks:,}, naively {plan.sample_blocks_naive:,}"),
         ("time", f"about {duration_text(plan.seconds)}"),
         ("states that are kept", bytes_text(plan.memory_bytes)),
     ]
@@ -377,10 +375,6 @@ def _inside(value: object) -> str:
     return text
 
 
-def _overlap_view(answer: OverlapAnswer, width: int) -> RenderableType:
-    return _overlap_table(answer.pairs)
-
-
 # The overlap of kept heads is left out, because it is near 1 whenever most heads are kept.
 _COMPARISONS: Mapping[str, Callable[[ComparedMasks], float | None]] = {
     "Jaccard\nkept": lambda pair: pair.kept.jaccard,
@@ -501,7 +495,6 @@ _RESULTS: _Drawings = {
     FinetunesAnswer: finetunes_table,
     StudyAnswer: study_view,
     InfoAnswer: _info_view,
-    OverlapAnswer: _overlap_view,
 }
 _PLANS: _Drawings = {
     PredictAnswer: _planned_predictions_view,

@@ -17,14 +17,14 @@ from hydractl.files.description import Description
 from hydractl.files.header import DTYPES, Header, TensorInfo, read_header
 from hydractl.files.state_dict import StateDict, is_state_dict
 from hydractl.files.training_history import UnfinishedRecord, training_text, trainings_of
-from hydractl.files.verb_answers import ComparedMasks, InfoAnswer, OverlapAnswer
+from hydractl.files.verb_answers import ComparedMasks, InfoAnswer
 from hydractl.heads.mask import MOST_HEADS_OF_ALL, HeadMask
-from hydractl.heads.overlap import comparable, mask_overlap
+from hydractl.heads.overlap import mask_overlap
 from hydractl.jsonio import json_list, parse_json, read_whole, shown
 
 TRAINING_SCHEMA = "hydractl.training/1"
 _MOST_COMPARED = 1 << 21
-"""The most comparisons of heads that are made: two thousand pairs of masks with a thousand heads each."""
+"""The most comparisons of heads that are made: two thousand pairs of members with a thousand heads each."""
 
 
 def describe(path: str | Path) -> InfoAnswer:
@@ -149,28 +149,6 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
     return info.model_copy(update={"head_maps": [sites]})
 
 
-def compare(infos: Sequence[InfoAnswer]) -> OverlapAnswer | None:
-    """Return how far the kept heads of several files overlap, for all pairs of masks with the same sites.
-
-    A mask says which heads of each site (attention layer) are kept; a fused file has one for each member. None if no
-    two files can be compared, or there are too many masks.
-
-    Args:
-        infos: what :func:`describe` returned for each file. Members of one fused file are not compared here, because
-            that file's own answer compares them.
-    """
-    # The masks of all files, each with the index of its file and its name.
-    masks: list[tuple[int, str, HeadMask]] = []
-    for index, info in enumerate(infos):
-        for member, sites in enumerate(info.head_maps):
-            mask = _mask_of_head_map(sites)
-            if mask is not None:
-                name = f"{info.file} member {member}" if len(info.head_maps) > 1 else info.file
-                masks.append((index, name, mask))
-    pairs = _overlaps(masks)
-    return OverlapAnswer(pairs=pairs) if pairs else None
-
-
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     """Return what a safetensors file holds, from its header.
 
@@ -229,7 +207,7 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     drawn: dict[str, object] = {"source": dict(description.provenance), "head_maps": head_maps}
     note = None
     if len(masks) > 1:
-        drawn["overlap"] = _overlaps([(member, f"member {member}", mask) for member, mask in enumerate(masks)])
+        drawn["overlap"] = _overlaps(masks)
         if drawn["overlap"] is None:
             note = f"{len(head_maps)} members of many heads, too many to be compared"
 
@@ -274,42 +252,19 @@ def _prediction_facts(path: Path) -> dict[str, object]:
     }
 
 
-def _overlaps(masks: Sequence[tuple[int, str, HeadMask]]) -> list[ComparedMasks] | None:
-    """Return how far each two masks agree on the heads that are kept, and on the heads that are removed.
+def _overlaps(masks: Sequence[HeadMask]) -> list[ComparedMasks] | None:
+    """Return how far each two members agree on the heads that are kept, and on the heads that are removed.
 
-    Pairs of one file, and pairs without the same sites, are left out. None if comparing would take more than a moment:
-    the heads of the largest mask times the number of pairs are limited.
-
-    Args:
-        masks: each with the index of its file or member, and its name.
+    None if comparing would take more than a moment: the heads of a member times the number of pairs are limited.
     """
-    most_heads = 0
-    for _, _, mask in masks:
-        heads = sum(mask.heads.values())
-        most_heads = max(most_heads, heads)
+    most_heads = max(sum(mask.heads.values()) for mask in masks)
     if most_heads * math.comb(len(masks), 2) > _MOST_COMPARED:
         return None
-
     pairs = []
-    for (index, name, mask), (other_index, other_name, other_mask) in combinations(masks, 2):
-        if index != other_index and comparable(mask, other_mask):
-            overlap = mask_overlap(mask, other_mask)
-            pairs.append(ComparedMasks.model_validate({"a": name, "b": other_name, **overlap}))
+    for (member, mask), (other, other_mask) in combinations(enumerate(masks), 2):
+        overlap = mask_overlap(mask, other_mask)
+        pairs.append(ComparedMasks.model_validate({"a": f"member {member}", "b": f"member {other}", **overlap}))
     return pairs
-
-
-def _mask_of_head_map(sites: Sequence[KeptSite]) -> HeadMask | None:
-    """Return the mask that a head map shows; None if it has no sites, or does not say how many heads each had."""
-    heads_by_site: dict[str, int] = {}
-    kept_by_site: dict[str, tuple[int, ...]] = {}
-    for site in sites:
-        if site.heads is None:
-            return None
-        heads_by_site[site.site] = site.heads
-        kept_by_site[site.site] = tuple(sorted(site.kept))
-    if not heads_by_site:
-        return None
-    return HeadMask(heads_by_site, kept_by_site)
 
 
 def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:

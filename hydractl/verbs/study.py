@@ -157,7 +157,7 @@ def _plan_study(sets: StudySets, source: Source, folder: Path, scale: Scale) -> 
     )
     for name in scale.rows:
         KINDS[name].make(plan)
-    return plan, step_seconds(plan, sets, len(source.sites))
+    return plan, step_seconds(plan, sets)
 
 
 def _has_classifier(source: Source) -> bool:

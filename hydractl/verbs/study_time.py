@@ -45,23 +45,22 @@ def in_all(seconds: StepSeconds) -> float:
     return sum(seconds.values()) + _AROUND
 
 
-def step_seconds(plan: Plan, sets: StudySets, blocks: int) -> StepSeconds:
+def step_seconds(plan: Plan, sets: StudySets) -> StepSeconds:
     """Return about how many seconds of the processor each step of a study takes, by the files that it writes.
 
     They are those of a study in which every row (a model to compare) runs on the test data. One batch of a search is
-    timed, which gives the seconds that one sample takes in one block (layer) of the model. Then a step takes this times
-    blocks, samples and passes (runs of the whole model). Resampling is timed on drawn samples.
+    timed, which gives the seconds that one sample takes in the model. Then a step takes this times samples and passes
+    (runs of the whole model). Resampling is timed on drawn samples.
 
     Args:
         plan: the plan of the study.
         sets: its data.
-        blocks: the number of blocks in the model.
     """
     # The searches of the plan, each timed on one batch, and the seconds of one sample in the whole model: a pass. Where
     # no row needs a search, one is timed only for its speed.
     searches = {step.outputs: _probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"}
     timed = next(iter(searches.values()), None) or _probe_search(plan.search_of_circuits)
-    seconds_per_pass = blocks * timed.processor_seconds / timed.sample_blocks
+    seconds_per_pass = timed.seconds_per_pass
 
     # Every step takes some seconds to begin, a search what was estimated, and a training its passes.
     seconds = {}

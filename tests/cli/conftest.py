@@ -89,7 +89,6 @@ def fake_info(monkeypatch: pytest.MonkeyPatch) -> None:
         return AnyAnswer(file=str(path))  # type: ignore[call-arg]
 
     monkeypatch.setattr("hydractl.verbs.info.describe", describe)
-    monkeypatch.setattr("hydractl.verbs.info.compare", lambda documents: None)
 
 
 @pytest.fixture

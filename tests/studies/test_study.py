@@ -251,8 +251,8 @@ def test_an_estimate_has_every_step_and_grows_with_what_it_resamples(
 def test_an_estimate_counts_the_samples_that_limit_leaves(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_second_for_a_sample_in_a_block = SimpleNamespace(processor_seconds=1.0, sample_blocks=1)
-    monkeypatch.setattr("hydractl.verbs.study_time._probe_search", lambda step: a_second_for_a_sample_in_a_block)
+    three_seconds_for_a_sample = SimpleNamespace(processor_seconds=1.0, seconds_per_pass=3.0)
+    monkeypatch.setattr("hydractl.verbs.study_time._probe_search", lambda step: three_seconds_for_a_sample)
     monkeypatch.setattr("hydractl.verbs.study_time._seconds_of_a_round", lambda sizes: 0.0)
     seconds = []
     for limit in ("2", "6"):
@@ -260,9 +260,8 @@ def test_an_estimate_counts_the_samples_that_limit_leaves(
         options = {"--limit": limit, "--fit-samples": "0", "-o": "new", "--rows": "single"}
         assert study("--dry-run", "--json", **options) == 0
         seconds.append(json.loads(capsys.readouterr().out)["seconds"])
-    blocks = 3
     sets = 3 + 2  # to choose: ID, OOD and made OOD; to test: ID and OOD
-    assert seconds[1] - seconds[0] == pytest.approx(sets * (6 - 2) * blocks)
+    assert seconds[1] - seconds[0] == pytest.approx(sets * (6 - 2) * 3.0)
 
 
 def test_each_row_runs_once_on_each_set_and_each_set_is_decoded_once(made: Path) -> None:
