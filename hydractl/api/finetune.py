@@ -107,14 +107,13 @@ def _settle(call: Call) -> None:
 def _take_recipe(call: Call, recipe: str) -> None:
     """Set the options that nobody gave to the values of a recipe, a YAML file of hyper-parameters.
 
-    What is wrong in the file is added to the problems of the call. Early stopping that the recipe asks for is taken
-    back without ``--val``, which it is measured on.
+    What is wrong in the file is added to the problems of the call.
 
     Args:
         call: the call.
         recipe: the name or the file of the recipe.
     """
-    # Read the file. Ranks tell where a value comes from: 0 is a default, RECIPE above it, then files, variables, flags.
+    # Ranks tell where a value comes from: 0 is a default, RECIPE above it, then files, variables, flags.
     option_by_key = {option.key: option for option in recipe_options()}
     contents = read_recipe(recipe, option_by_key)
     call.problems += contents.problems
@@ -126,15 +125,6 @@ def _take_recipe(call: Call, recipe: str) -> None:
         if call.rank(option.name) or (is_length and has_length):
             continue
         call.take(option, Given(raw, f"recipe {recipe}", RECIPE))
-
-    # Early stopping, where there is nothing to measure it on.
-    if call.given("val"):
-        return
-    for name in ("patience", "min_delta"):
-        if call.rank(name) == RECIPE:  # a value that somebody gave is left to the check of options
-            call.put_back(name, "val")
-            call.sources[name] = f"default, as recipe {recipe} needs --val for it"
-            call.log.info(f"{call.label(name)} of recipe {recipe} is passed over: it needs --val")
 
 
 def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:

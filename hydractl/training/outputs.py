@@ -30,7 +30,6 @@ from hydractl.training.loop import Training
 from hydractl.training.members import Together
 from hydractl.training.start import Opened
 
-_ENDINGS = (".safetensors", ".st")
 Settings = Mapping[str, Any]
 """The settings in the provenance of an output."""
 # The settings in an output's provenance that record results; all others decided the result.
@@ -94,33 +93,22 @@ class RunFiles:
         """Return one weights file of each output that exists: the file whose header has the provenance."""
         if not self.folder:
             return [path for path in self.paths if path.is_file()]
-        files = []
-        for path in self.paths:
-            if path.is_dir():
-                weight_files = sorted(path.glob("*.safetensors"))
-                files += weight_files[:1]
-        return files
+        weights_of_folders = [sorted(path.glob("*.safetensors")) for path in self.paths]
+        return [weights[0] for weights in weights_of_folders if weights]
 
 
 def stem(output: str) -> str:
     """Return an output's name without folder and ending: ``a`` for ``b/a.st``, ``a.st`` for the folder ``b/a.st/``."""
-    name = Path(output).name
-    if output.endswith("/"):
-        return name
-    for ending in _ENDINGS:
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return name
+    path = Path(output)
+    is_file_of_weights = path.suffix in (".safetensors", ".st") and not output.endswith("/")
+    return path.stem if is_file_of_weights else path.name
 
 
 def numbered(output: str, number: int) -> str:
     """Return the name of an output with a number: ``a.st`` becomes ``a.1.st``, a folder ``a/`` becomes ``a.1/``."""
     is_folder = output.endswith("/")
-    path = Path(output)
-    name = str(named_apart(path, number, folder=is_folder))
-    if is_folder:
-        return f"{name}/"
-    return name
+    name = str(named_apart(Path(output), number, folder=is_folder))
+    return f"{name}/" if is_folder else name
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -171,17 +159,15 @@ def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[
         "grid": grid or None,
     }
 
-    # The three cases: members trained together, one model, collected models. Only the last have no kept epoch.
+    # The three cases. Collected models belong to no epoch: their history ends with the step of their weights.
     if isinstance(model, Together):
         for index in range(model.members):
             yield model.stock_tensors(index), {**details, "member": index + 1}
     elif not trained.run.left:
         yield model.stock_tensors(), details
     else:
-        del details["kept_epoch"]
         for left in trained.run.left:
             trained.run.put(left.weights)
-            # The history of this model ends with the step at which its weights were taken.
             history = [epoch for epoch in outcome["epochs"] if epoch["steps"] <= left.steps]
             course = {"steps": left.steps, **left.facts}
             yield model.stock_tensors(), {**details, "history": history, "stopped_early": False, "course": course}
@@ -252,58 +238,34 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
 
     Returns:
         The settings in the provenance of the last output, which record the results, too. None if an output is missing
-        or may be overwritten.
+        or may be overwritten: it was not written by a training, or it belongs to another one and ``force`` is set.
 
     Raises:
         InputError: an output belongs to another training; all differences are listed.
     """
-    outputs = [_read_finished(path, fingerprint, force=force) for path in files.weights()]
-    if len(outputs) < len(files.paths) or None in outputs:
-        return None
-    return outputs[-1]
+    asked = {key: value for key, value in fingerprint.items() if value is not None}
+    outputs = []
+    for path in files.weights():
+        # Of the files that hydractl writes, only those of `finetune` are results of a training. Whether the file of
+        # another program may be overwritten is checked on writing.
+        try:
+            made_by = (read_header(path).description or {}).get("provenance", {})
+        except HydraError:
+            continue
+        if made_by.get("verb") != "finetune":
+            continue
 
-
-def _read_finished(path: Path, fingerprint: Mapping[str, object], *, force: bool) -> Settings | None:
-    """Return the settings of a finished training if an output file was written by exactly this training.
-
-    Args:
-        path: the output file; it exists.
-        fingerprint: the settings that decide the result of this training, by name; settings whose value is None are
-            ignored.
-        force: whether an output of another training may be overwritten.
-
-    Returns:
-        The settings in its provenance, or None if the file may be overwritten: it was not written by a training, or it
-        belongs to another training and ``force`` is set.
-
-    Raises:
-        InputError: the file belongs to another training and ``force`` is not set; all differences are listed.
-    """
-    try:
-        description = read_header(path).description or {}
-    except HydraError:
-        return None  # the file of another program; whether it may be overwritten is checked on writing
-
-    # Of the files that hydractl writes, only those of `finetune` are results of a training.
-    made_by = description.get("provenance", {})
-    if made_by.get("verb") != "finetune":
-        return None
-
-    # Collect the settings that decided the result in the file, under the names of the fingerprint.
-    settings: Settings = made_by["settings"]
-    settings_in_file = {"model": made_by["inputs"][0], "seed": made_by["seed"]}
-    for key, value in settings.items():
-        if key not in _RESULTS:
-            settings_in_file[key] = value
-    if "grid" in settings:  # "lr" is the one learning rate that was kept: compare the whole grid instead
-        settings_in_file["lr"] = [result["lr"] for result in settings["grid"]]
-
-    # Compare them with the settings of this training.
-    settings_asked_for = {key: value for key, value in fingerprint.items() if value is not None}
-    problems = differences(settings_in_file, settings_asked_for, "in the file")
-    if not problems:
-        return settings
-    if force:
-        return None
-    hint = f"give the settings it was made with, or {START_OVER}"
-    raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
+        # Compare the settings that decided the result, under the names of the fingerprint. "lr" is the one learning
+        # rate that was kept: compare the whole grid instead.
+        settings: Settings = made_by["settings"]
+        decisive = {key: value for key, value in settings.items() if key not in _RESULTS}
+        if "grid" in settings:
+            decisive["lr"] = [result["lr"] for result in settings["grid"]]
+        made = {"model": made_by["inputs"][0], "seed": made_by["seed"], **decisive}
+        problems = differences(made, asked, "in the file")
+        if problems and not force:
+            hint = f"give the settings it was made with, or {START_OVER}"
+            raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
+        if not problems:
+            outputs.append(settings)
+    return outputs[-1] if len(outputs) == len(files.paths) else None

@@ -204,13 +204,11 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     """
     if body.classes != 0:
         return ()
-
-    # Unless the classifier is drawn, it consists of zeros, and its tensors are left out.
     names_before = set(body.tensors.names())
     new_names = [name for name in source.tensors.names() if name not in names_before]
-    if weights.init == "head":
-        return tuple(new_names)
-    return tuple(name for name in new_names if not source.family.has_role(name, "head"))
+    if weights.init != "head":
+        new_names = [name for name in new_names if not source.family.has_role(name, "head")]
+    return tuple(new_names)
 
 
 def _open_labelled(
@@ -379,13 +377,9 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
         UsageError: a tower has fewer blocks, the model has no such part, or nothing is left to train.
     """
     for member in _models_of(model):
-        # Begin with all, and freeze by the beginnings of names (towers, blocks) and by names (parts, adapters).
-        member.requires_grad_(True)
-        frozen_prefixes = _frozen_prefixes(member, options)
-        frozen_names = _frozen_names(member, options)
+        frozen = _frozen_names(member, options)
         for name, parameter in member.networks[0].named_parameters():
-            if name.startswith(frozen_prefixes) or name in frozen_names:
-                parameter.requires_grad_(False)
+            parameter.requires_grad_(name not in frozen)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         raise UsageError("nothing is left to train", hint="raise --train-last, or freeze less")
@@ -395,6 +389,36 @@ def trainable(model: AnyModel, options: WeightOptions) -> dict[str, nn.Parameter
 def _models_of(model: AnyModel) -> list[HydraModel]:
     """Return the models that a training trains, each with one member."""
     return model.each if isinstance(model, Together) else [model]
+
+
+def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
+    """Return the names of parameters that are frozen: by towers and blocks, the library, parts, or an adapter.
+
+    Raises:
+        UsageError: the model has no such part, or a tower has fewer blocks.
+    """
+    names = [name for name, _ in model.networks[0].named_parameters()]
+
+    # By --tower and --train-last.
+    prefixes = _frozen_prefixes(model, options)
+    frozen = {name for name in names if name.startswith(prefixes)}
+
+    # By the library: e.g. sines and cosines of positions are parameters that the library never trains.
+    library_model = model.family.build(model.description.config)
+    frozen.update(name for name, parameter in library_model.named_parameters() if not parameter.requires_grad)
+
+    # By --freeze; a lenient option ignores parts that the model does not have.
+    for part in options.freeze:
+        names_of_part = part_names(model, part, names)
+        if not names_of_part and not options.lenient:
+            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
+        frozen.update(names_of_part)
+
+    # With an adapter, only the adapter and the classifier are trained.
+    if options.adapter is not None:
+        adapted = options.adapter.trains(model)
+        frozen.update(name for name in names if name not in adapted and not model.family.has_role(name, "head"))
+    return frozen
 
 
 def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ...]:
@@ -409,57 +433,17 @@ def _frozen_prefixes(model: HydraModel, options: WeightOptions) -> tuple[str, ..
     blocks_to_train = options.train_last
     prefixes: list[str] = []
     for stages in model.family.stages(model.networks[0]):
-        # A tower that is not selected is frozen as a whole.
-        is_to_train = options.tower in (None, "both", stages.tower)
-        if not is_to_train:
-            prefixes += stages.prefixes
-            continue
-
-        # Without --train-last, a selected tower is trained as a whole.
-        if blocks_to_train is None:
-            continue
-
-        # Otherwise freeze everything before the last blocks: the stem (e.g. embeddings) and the first blocks.
         blocks = len(stages.block_paths)
-        if not 0 <= blocks_to_train <= blocks:
-            raise UsageError(f"--train-last {blocks_to_train} is outside 0..{blocks}, the blocks of the model")
-        prefixes += stages.stem_prefixes
-        blocks_to_freeze = blocks - blocks_to_train
-        for index in range(blocks_to_freeze):
-            prefixes += stages.prefixes_of(index)
+        if options.tower not in (None, "both", stages.tower):
+            prefixes += stages.prefixes  # the whole tower
+        elif blocks_to_train is not None:
+            # Freeze everything before the last blocks: the stem (e.g. embeddings) and the first blocks.
+            if blocks_to_train > blocks:
+                raise UsageError(f"--train-last {blocks_to_train} is outside 0..{blocks}, the blocks of the model")
+            prefixes += stages.stem_prefixes
+            for index in range(blocks - blocks_to_train):
+                prefixes += stages.prefixes_of(index)
     return tuple(prefixes)
-
-
-def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
-    """Return the names of parameters that are frozen by the library, by ``--freeze``, or because of an adapter.
-
-    Raises:
-        UsageError: the model has no such part.
-    """
-    names = [name for name, _ in model.networks[0].named_parameters()]
-    frozen = set()
-
-    # By the library: e.g. sines and cosines of positions are parameters that the library never trains.
-    library_model = model.family.build(model.description.config)
-    for name, parameter in library_model.named_parameters():
-        if not parameter.requires_grad:
-            frozen.add(name)
-
-    # By --freeze; a lenient option ignores parts that the model does not have.
-    for part in options.freeze:
-        names_of_part = part_names(model, part, names)
-        if not names_of_part and not options.lenient:
-            raise UsageError(f"--freeze {part}: {model.description.arch} has no such part")
-        frozen.update(names_of_part)
-
-    # With an adapter, only the adapter and the classifier are trained.
-    if options.adapter is not None:
-        adapted = options.adapter.trains(model)
-        for name in names:
-            is_trained = name in adapted or model.family.has_role(name, "head")
-            if not is_trained:
-                frozen.add(name)
-    return frozen
 
 
 def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Parameter, Tensor]]:
@@ -502,13 +486,9 @@ def part_names(model: HydraModel, part: str, names: Sequence[str]) -> list[str]:
         names: the names of parameters to choose from.
     """
     family = model.family
-
-    # The stem is what comes before the blocks, in each tower.
-    if part == "stem":
-        prefixes: list[str] = []
-        for stages in family.stages(model.networks[0]):
-            prefixes += stages.stem_prefixes
-        return [name for name in names if name.startswith(tuple(prefixes))]
+    if part == "stem":  # what comes before the blocks, in each tower
+        stems = [prefix for stages in family.stages(model.networks[0]) for prefix in stages.stem_prefixes]
+        return [name for name in names if name.startswith(tuple(stems))]
 
     # Parts that every model has.
     if part in ("attention", "mlp", "norm"):

@@ -141,27 +141,11 @@ def test_several_learning_rates_need_validation() -> None:
         settings(recipe="cifar100", val=None)
 
 
-def test_what_needs_validation_is_passed_over_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = settings(recipe="sst2", val=None)
-    assert (made.patience, made.min_delta, made.epochs, made.schedule) == (None, 0.0, 7, "linear")
-    assert [note.partition(" of ")[0] for note in made.notes] == ["--patience", "min_delta"]
-    with_val = settings(recipe="sst2")
-    assert (with_val.patience, with_val.min_delta, with_val.notes) == (2, 5e-4, [])
-    with pytest.raises(UsageError, match="--patience .*needs --val"):  # what a person asks for is not passed over
-        checked("finetune", {"model": ["x.st"], "train": "d", "recipe": "sst2", "patience": "3"}, {}, tmp_path)
-
-    monkeypatch.chdir(tmp_path)
-    model = "timm:vit_tiny_patch16_224?pretrained=0&img_size=8&patch_size=4&embed_dim=24&depth=1&num_heads=3"
-    Path("mine.yaml").write_text("patience: 2\nlr: 0.01\n")
-    command = ["finetune", f"{model}&num_classes=10", "--train", "builtin:digits/train", "--limit", "20", "--dry-run"]
-    assert main([*command, "--recipe", "mine.yaml", "--json"]) == 0
-    found = capsys.readouterr()
-    assert "--patience of recipe mine.yaml is passed over: it needs --val" in found.err
-    recipe = json.loads(found.out)["recipe"]
-    assert recipe["patience"] == {"value": None, "source": "default, as recipe mine.yaml needs --val for it"}
-    assert recipe["lr"] == {"value": [0.01], "source": "recipe mine.yaml"}
+def test_early_stopping_needs_validation() -> None:
+    made = settings(recipe="sst2")
+    assert (made.patience, made.min_delta, made.epochs, made.schedule) == (2, 5e-4, 7, "linear")
+    with pytest.raises(UsageError, match=r"--patience \(recipe sst2\) needs --val"):
+        settings(recipe="sst2", val=None)
 
 
 def test_a_dry_run_prints_the_recipe_in_effect(
