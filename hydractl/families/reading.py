@@ -37,11 +37,6 @@ def first_line(error: BaseException) -> str:
     return lines[0]
 
 
-def kind_of_error(error: BaseException) -> str:
-    """Return only the class name of an error. The hub's own messages are long and contain request numbers."""
-    return type(error).__name__
-
-
 @contextlib.contextmanager
 def quiet_logger(name: str) -> Iterator[None]:
     """Silence the warnings of a library's logger inside the block; hydractl handles their causes itself."""
@@ -337,5 +332,8 @@ def file_on_hub(hub_name: HubName, file: str) -> Path:
 
 
 def _refused_by_hub(repo: str, hint: str) -> contextlib.AbstractContextManager[None]:
-    """Turn an error of the hub inside the block into an ``InputError`` that names the class of the error."""
-    return refused_as(f"cannot get {repo} from the hub", hint, kind_of_error)
+    """Turn an error of the hub inside the block into an ``InputError`` that names the class of the error.
+
+    The hub's own messages are long and contain request numbers.
+    """
+    return refused_as(f"cannot get {repo} from the hub", hint, lambda error: type(error).__name__)

@@ -80,8 +80,8 @@ _ATTENTIONS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
 """The attention whose heads can be separated, by the class of the model."""
 _SUPPORTED = "supported are VisionTransformer with timm.layers.Attention (vit_*), Eva, Beit and Swin"
 _LAYOUTS = {**timm_eva.LAYOUTS, **timm_relative.LAYOUTS}
-_PLAIN_OPTION = re.compile(r"\w{1,40}=[\w.+-]{1,40}", re.ASCII)
-"""An option that can be written after the name of a model, e.g. ``num_classes=10``."""
+_CLASSIFIERS = ("head.weight", "head.fc.weight", "heads.head.weight")
+"""The names that the weight of a classifier may have: in ViTs, in Swins, and in torchvision's models."""
 # Arguments of timm's factory that are not arguments of a model; the first one would unpickle a file.
 _NOT_THE_MODEL = {
     *("checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_model_args", "pretrained_strict"),
@@ -197,38 +197,17 @@ class TimmViT(ModelFamily):
         return from_hub(repo, self.load_folder, ["config.json", _WEIGHTS])
 
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-        """Return ``NAME?OPTIONS`` for a model that was trained by timm's script or torchvision's reference script.
+        """Return ``NAME?num_classes=N`` for a model that was trained by timm's script or torchvision's.
 
-        The options come from ``--num-classes``, ``--in-chans``, ``--gp`` and ``--model-kwargs``. Values that cannot be
-        written as options, e.g. lists or None, are left out. torchvision's script has none of them: its number of
-        classes is read from the shape of the classifier. None means that ``--model`` is not a model of timm.
+        N is read from the shape of the classifier. None means that ``--model`` is not a model of timm.
         """
         name = arguments.get("model")
-        classifier = shapes.get("heads.head.weight")
-        if classifier is not None and name in timm_torchvision.ARCHITECTURES:
-            return f"{timm_torchvision.ARCHITECTURES[name]}?num_classes={classifier[0]}"
-        if not isinstance(name, str) or not _is_known(name):
+        if isinstance(name, str):
+            name = timm_torchvision.ARCHITECTURES.get(name, name)
+        if not is_plain_name(name):
             return None
-
-        options = {
-            "num_classes": arguments.get("num_classes"),
-            "in_chans": arguments.get("in_chans"),
-            "global_pool": arguments.get("gp"),
-        }
-        model_arguments = arguments.get("model_kwargs")
-        if isinstance(model_arguments, dict):
-            options |= model_arguments
-
-        # As text, in the form ?key=value&key=value.
-        written_options = []
-        for key, value in options.items():
-            option = f"{key}={value}"
-            can_be_written = type(value) in (int, float, bool, str) and _PLAIN_OPTION.fullmatch(option)
-            if can_be_written:
-                written_options.append(option)
-        if not written_options:
-            return name
-        return f"{name}?{'&'.join(written_options)}"
+        classifiers = [shapes[classifier] for classifier in _CLASSIFIERS if shapes.get(classifier)]
+        return f"{name}?num_classes={classifiers[0][0]}" if classifiers else f"{name}"
 
     def with_weights(self, loaded: LoadedModel, name: str, tensors: TensorSource) -> LoadedModel:
         """Return a model with weights of timm or torchvision, and images prepared as in their evaluation there."""

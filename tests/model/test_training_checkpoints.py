@@ -95,7 +95,11 @@ def arch_of_hint(path: Path) -> str:
 @pytest.mark.parametrize("averaged", [False, True])
 def test_the_hint_leads_to_the_model_that_timm_trained(averaged: bool, tmp_path: Path) -> None:
     path, trained, arguments = timm_checkpoint(tmp_path, averaged=averaged)
-    source = opened(path, arch=arch_of_hint(path))
+    assert arch_of_hint(path) == "timm:vit_tiny_patch16_224?num_classes=3"
+    sizes = "&".join(
+        f"{name}={value}" for name, value in SIZES.items()
+    )  # of --model-kwargs, which are the user's to add
+    source = opened(path, arch=f"{arch_of_hint(path)}&{sizes}")
     assert source.name == "checkpoint-3"
     pixels = torch.randn(2, 3, 16, 16)
     close(build_model(source).member_logits(pixels)[0], trained(pixels))
@@ -169,7 +173,7 @@ def test_weights_under_a_name_need_no_script(entry: str, tmp_path: Path) -> None
 def test_arguments_of_a_script_are_no_commands(tmp_path: Path) -> None:
     words = {"img_size": 16, "\x1b[2J": 1, "a": "x; rm -rf ~", "b": "$(true)", "c": [1, 2], "depth": 2}
     path, _, _ = timm_checkpoint(tmp_path, averaged=False, model_kwargs=words)
-    assert arch_of_hint(path) == "timm:vit_tiny_patch16_224?num_classes=3&img_size=16&depth=2"
+    assert arch_of_hint(path) == "timm:vit_tiny_patch16_224?num_classes=3"
     path, _, _ = timm_checkpoint(tmp_path, averaged=False, model="no_such_model; ls")
     refusal = refused(InputError, opened, path)
     assert "no_such_model" not in str(refusal.hint)

@@ -520,17 +520,13 @@ def towers_of(model: Any) -> list[EncoderTower]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings inside the block; hydractl checks their causes itself."""
+    """Silence transformers' warnings inside the block; hydractl checks their causes itself."""
     level = hf_logging.get_verbosity()
-    shows_bars = hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
         hf_logging.set_verbosity(level)
-        if shows_bars:
-            hf_logging.enable_progress_bar()
 
 
 # --- names of classes -------------------------------------------------------------------------------------------------
