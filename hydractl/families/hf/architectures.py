@@ -23,8 +23,7 @@ from hydractl.families.base import State, numbered_paths
 from hydractl.families.config_json import LibraryConfig, is_whole_number
 from hydractl.families.hf import deberta
 from hydractl.families.hf.decoders import (
-    at_last_token,
-    last_norm,
+    last_token,
     last_token_logits,
     unsupported_setting,
 )
@@ -49,7 +48,18 @@ _MOST_LABELS = 1 << 20
 
 
 # --- readouts: what the forward of a class does after the last layer --------------------------------------------------
-# Each takes the classifier, its encoder and the state after the last layer, and returns logits [B, classes].
+# Each takes the classifier, its encoder and the state after the last norm, and returns logits [B, classes].
+
+_LAST_NORMS = ("layernorm", "final_norm", "norm", "ln_f")
+"""The names that the norm after the last layer may have in an encoder or decoder."""
+
+
+def after_last_norm(base: Any, state: State) -> State:
+    """Return the state after the last norm of an encoder or decoder; unchanged if it has none."""
+    for name in _LAST_NORMS:
+        if hasattr(base, name):
+            return State(getattr(base, name)(state.hidden), state.context)
+    return state
 
 
 def _pooler(model: Any, base: Any, state: State) -> Tensor:
@@ -80,28 +90,22 @@ def _outer_pooler(model: Any, base: Any, state: State) -> Tensor:
 
 
 def _class_token(model: Any, base: Any, state: State) -> Tensor:
-    """Classify the class token after the last norm."""
-    hidden = base.layernorm(state.hidden)
-    class_token = hidden[:, 0, :]
-    return model.classifier(class_token)
+    """Classify the class token."""
+    return model.classifier(state.hidden[:, 0])
 
 
 def _two_tokens(model: Any, base: Any, state: State) -> Tensor:
     """Return the mean of the logits of two classifiers: one of the class token, one of the distillation token."""
-    hidden = base.layernorm(state.hidden)
-    class_token = hidden[:, 0, :]
-    distillation_token = hidden[:, 1, :]
-    class_logits = model.cls_classifier(class_token)
-    distillation_logits = model.distillation_classifier(distillation_token)
+    class_logits = model.cls_classifier(state.hidden[:, 0])
+    distillation_logits = model.distillation_classifier(state.hidden[:, 1])
     return (class_logits + distillation_logits) / 2
 
 
 def _token_and_mean(model: Any, base: Any, state: State) -> Tensor:
     """Return the logits ``[B, classes]`` from the class token and the mean of the patches, concatenated."""
-    hidden = base.layernorm(state.hidden)
     registers = getattr(model.config, "num_register_tokens", 0)
-    class_token = hidden[:, 0]
-    patches = hidden[:, 1 + registers :]  # tokens are the class token, registers, patches
+    class_token = state.hidden[:, 0]
+    patches = state.hidden[:, 1 + registers :]  # tokens are the class token, registers, patches
     features = torch.cat([class_token, patches.mean(dim=1)], dim=1)  # [B, 2 * d_model]
     return model.classifier(features)
 
@@ -111,7 +115,7 @@ def _modern(model: Any, base: Any, state: State) -> Tensor:
 
     The setting ``classifier_pooling`` says which; padding does not count in the mean.
     """
-    hidden = base.final_norm(state.hidden)
+    hidden = state.hidden
     if model.config.classifier_pooling == "cls":
         features = hidden[:, 0]
     else:
@@ -135,7 +139,7 @@ def _patches(model: Any, base: Any, state: State) -> Tensor:
 
 
 Readout = Callable[[Any, Any, State], Tensor]
-"""A function from a classifier, its encoder and the state after the last layer to the logits."""
+"""A function from a classifier, its encoder and the state after the last layer and its norm to the logits."""
 
 _LLAMA_KIN = (
     *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3Text", "SmolLM3"),
@@ -198,18 +202,8 @@ def is_decoder(model: Any) -> bool:
 
 
 def _first_token(model: Any, base: Any, state: State) -> Tensor:
-    """Return the first token of a body after its last norm, if it has one, ``[B, d_model]``."""
-    for name in ("layernorm", "final_norm", "norm"):
-        if hasattr(base, name):
-            norm = getattr(base, name)
-            return norm(state.hidden)[:, 0]
+    """Return the first token of a body, ``[B, d_model]``."""
     return state.hidden[:, 0]
-
-
-def _last_token(model: Any, base: Any, state: State) -> Tensor:
-    """Return the last token of a decoder's body after its last norm, ``[B, d_model]``."""
-    hidden = last_norm(base, state)
-    return at_last_token(state, hidden)
 
 
 def readout_of(model: Any) -> tuple[Readout, int | None]:
@@ -219,9 +213,7 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
     """
     readout = ARCHITECTURES[type(model).__name__].readout
     if not model.config.num_labels:
-        if readout is last_token_logits:
-            return _last_token, 1
-        return _first_token, 1
+        return last_token if readout is last_token_logits else _first_token, 1
     if _reads_all_tokens(model, readout):
         return readout, None
     if readout is _two_tokens:

@@ -166,8 +166,8 @@ def _visible_tokens(ids: Tensor, tokens: Tensor | None, window: int | None) -> T
     return visible | (is_itself & sees_nothing)
 
 
-def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
-    """Return the state after one layer.
+def run_layer_of_kind(layer: Any, kind: str, state: State) -> State:
+    """Return the state after one layer of a decoder, or of a ModernBERT.
 
     Args:
         layer: transformers' layer.
@@ -182,34 +182,23 @@ def run_decoder_layer(layer: Any, kind: str, state: State) -> State:
     return State(hidden, context)
 
 
-def last_norm(base: Any, state: State) -> Tensor:
-    """Return the tokens after the last norm, ``[B, T, d_model]``."""
-    norm = base.ln_f if hasattr(base, "ln_f") else base.norm
-    return norm(state.hidden)
-
-
-def at_last_token(state: State, values: Tensor) -> Tensor:
-    """Return the values of each sample's last token, ``[B, n]``.
+def last_token(model: Any, base: Any, state: State) -> Tensor:
+    """Return the last token of each sample, ``[B, d_model]``.
 
     Args:
-        state: its context has the positions of the last tokens as ``last``. If the context has the entry ``read``, the
-            last token is the only one left.
-        values: values of all tokens, ``[B, T, n]``.
+        model, base: the decoder, which is not used.
+        state: the state after the last norm. Its context has the positions of the last tokens as ``last``. If it has
+            the entry ``read``, the last token is the only one left.
     """
     if "read" in state.context:
-        return values[:, 0]
+        return state.hidden[:, 0]
     last = state.context["last"]  # [B, 1]
-    width = values.shape[2]
-    positions = last[:, :, None].expand(-1, -1, width)  # [B, 1, n]
-    last_values = values.gather(1, positions)  # [B, 1, n]
-    return last_values[:, 0]
+    return state.hidden.take_along_dim(last[..., None], dim=1)[:, 0]
 
 
 def last_token_logits(model: Any, base: Any, state: State) -> Tensor:
     """Compute logits ``[B, classes]`` of the last token, like transformers' ``GenericForSequenceClassification``."""
-    hidden = last_norm(base, state)
-    last = at_last_token(state, hidden)
-    return model.score(last)
+    return model.score(last_token(model, base, state))
 
 
 def check_padding(config: LibraryConfig, padding: int, origin: str) -> None:

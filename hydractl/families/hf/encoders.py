@@ -50,11 +50,12 @@ def encoder_stem(base: Any, inputs: Any) -> State:
     context = _layer_arguments(base, hidden, mask)
     context["tokens"] = mask  # for means over tokens
 
-    # ModernBERT has two kinds of layers, each with its own mask and angles.
+    # ModernBERT has two kinds of layers, each with its own mask and angles, as decoders have them.
     if hasattr(base, "rotary_emb"):
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)  # [1, T]
         kinds = set(base.config.layer_types)
         context["angles"] = {kind: base.rotary_emb(hidden, positions, kind) for kind in kinds}
+        context["full_attention"] = context.pop("attention_mask")
         context["sliding_attention"] = create_bidirectional_sliding_window_mask(
             config=base.config, inputs_embeds=hidden, attention_mask=mask
         )
@@ -84,18 +85,8 @@ def _layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str
 
 
 def run_encoder_layer(layer: Any, state: State) -> State:
-    """Return the state after one layer of an encoder; the context, which all layers read, stays the same.
-
-    Only the context of a ModernBERT has ``angles``, the rotary position angles by kind of layer.
-    """
-    context = state.context
-    if "angles" not in context:
-        arguments = {name: value for name, value in context.items() if name in _ARGUMENTS}
-        output = layer(state.hidden, **arguments)
-        # Some layers also return the attention weights.
-        return State(output[0] if isinstance(output, tuple) else output, context)
-    # A layer of a ModernBERT: its kind decides its mask and its angles.
-    kind = layer.attention_type
-    mask = context["sliding_attention" if kind == "sliding_attention" else "attention_mask"]
-    hidden = layer(state.hidden, attention_mask=mask, position_embeddings=context["angles"][kind])
-    return State(hidden, context)
+    """Return the state after one layer of an encoder; the context, which all layers read, stays the same."""
+    arguments = {name: value for name, value in state.context.items() if name in _ARGUMENTS}
+    output = layer(state.hidden, **arguments)
+    # Some layers also return the attention weights.
+    return State(output[0] if isinstance(output, tuple) else output, state.context)

@@ -29,6 +29,7 @@ from hydractl.families.hf import clip, deberta
 from hydractl.families.hf.architectures import (
     TWO_TOWERS,
     absent_from,
+    after_last_norm,
     class_name,
     drawn_model,
     is_decoder,
@@ -42,7 +43,7 @@ from hydractl.families.hf.decoders import (
     check_padding,
     decoder_stem,
     kinds_of_layers,
-    run_decoder_layer,
+    run_layer_of_kind,
 )
 from hydractl.families.hf.encoders import encoder_stem, run_encoder_layer
 from hydractl.families.hf.images import image_collate, image_format, write_processor
@@ -406,17 +407,14 @@ class HFEncoder(ModelFamily):
         paths_and_layers = layers_of(base, layout)
         layers = [layer for _, layer in paths_and_layers]
 
-        # Encoders have a module `embeddings`. Decoders do not, and their layers may be of several kinds, e.g. with and
-        # without a sliding window.
-        stem: Callable[[Any], State]
-        blocks: list[Callable[[State], State]]
-        if hasattr(base, "embeddings"):
-            stem = partial(encoder_stem, base)
-            blocks = for_each(run_encoder_layer, layers)
-        else:
-            stem = partial(decoder_stem, base)
+        # Encoders have a module `embeddings`, and decoders do not. Layers of decoders and of a ModernBERT, which has
+        # rotary positions too, may be of several kinds, e.g. with and without a sliding window.
+        is_encoder = hasattr(base, "embeddings")
+        stem = partial(encoder_stem if is_encoder else decoder_stem, base)
+        blocks = for_each(run_encoder_layer, layers)
+        if not is_encoder or hasattr(base, "rotary_emb"):
             kinds = kinds_of_layers(base.config)
-            blocks = [partial(run_decoder_layer, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+            blocks = [partial(run_layer_of_kind, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
 
         # Decoders read the last token of each sample, other models the first ones or all of them.
         readout, count_of_first_tokens = readout_of(model)
@@ -432,7 +430,7 @@ class HFEncoder(ModelFamily):
             blocks=blocks,
             block_paths=[f"{prefix}.{path}" for path, _ in paths_and_layers],
             stem_prefixes=tuple(f"{prefix}.{name}." for name in layout.embeddings),
-            readout=partial(readout, model, base),
+            readout=lambda state: readout(model, base, after_last_norm(base, state)),
             attention_input=partial(normed_input, layout.norm, layers[-1]),
             reads=reads,
             per_sample=("attention_mask", *PER_SAMPLE),
