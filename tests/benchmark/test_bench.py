@@ -299,6 +299,7 @@ def test_a_model_that_cannot_run_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.slow_format.cache_clear()
     for factor, expected in (
         (0.7, []),
         (1.05, []),
@@ -309,3 +310,4 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
         log = Log()
         document = measure(log=log, dtype=["bfloat16", "float32"], force=True).result.to_dict()
         assert log.warnings == document.get("warnings", []) == expected
+        machine.slow_format.cache_clear()

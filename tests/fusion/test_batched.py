@@ -166,7 +166,7 @@ def held(model: HydraModel) -> int:
     tensors = [*model.parameters()]
     for module in model.modules():
         stacks = module.stack_caches().values() if hasattr(module, "stack_caches") else ()
-        tensors += [stack.cached.stack for stack in stacks if stack.cached is not None]
+        tensors += [stack.cached for stack in stacks if stack.cached is not None]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
