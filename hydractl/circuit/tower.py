@@ -68,15 +68,12 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
-        # The cost of each block. Its span (share, windows) says which share of the stem's tokens it has, and in how
-        # many windows they attend; without spans, every block has all tokens in one window.
+        # The cost of each block; in some models its tokens attend only within windows, of which spans have the number.
         network = model.networks[0]
-        all_tokens_at_once = (1.0, 1)
-        spans = chain.spans or [all_tokens_at_once] * len(chain.block_paths)
         self.costs = []
         for index, path in enumerate(chain.block_paths):
-            block = network.get_submodule(path)
-            cost = BlockCost.measured(block, chain.attentions[index], spans[index])
+            windows = chain.spans[index][1] if chain.spans else 1
+            cost = BlockCost.measured(network.get_submodule(path), chain.attentions[index], windows)
             self.costs.append(cost)
 
     def remove(self, removed: Sequence[CandidateHead]) -> None:
@@ -165,14 +162,10 @@ class SearchedTower:
         repeated = self.chain.repeated(before, candidates)
         state = self.chain.block(site, repeated, attended=attended)
 
-        # Count the work of this block. Costs take numbers of tokens as they were after the stem (the layers before the
-        # first block). A block of a Swin may have only the share `share` of them. So divide the tokens of a block by
-        # its share, e.g. a quarter after one merging: 784 / 0.25 = 3136.
-        cost = self.costs[block_of_site]
-        samples = len(before.hidden)
-        tokens = trace.last.hidden.shape[1] / self.costs[-1].share
-        queries = before.hidden.shape[1] / cost.share
-        self._add_work(candidates * samples * cost.without_attention(queries), tokens)
+        # Count the work of this block; before the last one, `before` has only the tokens that are read out.
+        whole = trace.last if block_of_site == len(self.kept) - 1 else before
+        share = self.costs[block_of_site].share_without_attention(whole.hidden.shape[1], before.hidden.shape[1])
+        self.work += candidates * len(before.hidden) * share
 
         # Run the blocks that follow.
         for index in range(block_of_site + 1, len(self.kept)):
@@ -259,66 +252,43 @@ class SearchedTower:
         Returns:
             The state after the block.
         """
-        samples = len(state.hidden)
-        cost = self.costs[index]
-
-        # Costs take numbers of tokens as they were after the stem, of which a block has the share `cost.share`.
-        tokens = state.hidden.shape[1] / cost.share
         is_last = index == len(self.kept) - 1
         if is_last:
             state_after = self.chain.last_block(state)
-            queries = state_after.hidden.shape[1] / cost.share
         else:
             state_after = self.chain.block(self.sites.start + index, state)
-            queries = tokens
-        heads = len(self.kept[index])
-        macs = cost.block(tokens, queries, heads)
-        self._add_work(samples * macs, tokens)
+        samples, tokens = state.hidden.shape[:2]
+        queries = state_after.hidden.shape[1] if is_last else tokens
+        self.work += samples * self.costs[index].share(tokens, queries, len(self.kept[index]))
         return state_after
-
-    def _add_work(self, macs: float, tokens: float) -> None:
-        """Add mult-adds to the work, in units of a whole block for samples of so many tokens."""
-        whole_block = self._unit(tokens)
-        self.work += macs / whole_block
-
-    def _unit(self, tokens: float) -> float:
-        """Return the mult-adds of one sample of ``tokens`` in a block with all its heads, averaged over the blocks."""
-        macs_of_blocks = []
-        for cost, heads in zip(self.costs, self.full, strict=True):
-            macs = cost.block(tokens, tokens, len(heads))
-            macs_of_blocks.append(macs)
-        return sum(macs_of_blocks) / len(macs_of_blocks)
 
 
 @dataclass(frozen=True)
 class BlockCost:
     """The sizes of one block, from which formulas compute its mult-adds for one sample (matrix products only).
 
-    The formulas take numbers of tokens of the stem; a block may have fewer, e.g. after tokens were merged.
-
     Attributes:
         d_model, head_dim: the widths of a token and of a head.
-        keys: how many key and value heads the model has.
+        heads, keys: how many heads, and how many key and value heads, the unpruned block has.
         per_token: the mult-adds of all linear layers outside attention, for each token.
-        share: how many tokens the block has for each token of the stem.
         windows: how many windows the tokens are divided into; tokens attend only within their window.
     """
 
     d_model: int
     head_dim: int
+    heads: int
     keys: int
     per_token: int
-    share: float
     windows: int
 
     @classmethod
-    def measured(cls, block: nn.Module, attention: HeadAttention, span: tuple[float, int]) -> BlockCost:
+    def measured(cls, block: nn.Module, attention: HeadAttention, windows: int) -> BlockCost:
         """Return the sizes of a block of a model, read from its layers.
 
         Args:
             block: the block.
             attention: the attention in it.
-            span: its tokens as a share of the stem's tokens, and the number of windows that they attend in.
+            windows: the number of windows that its tokens attend in.
         """
         # The weights of all heads of the attention.
         bank = attention.only.bank
@@ -332,46 +302,45 @@ class BlockCost:
             if is_linear(module):
                 weight: Any = module.weight
                 per_token += weight.numel()
-        share, windows = span
         return cls(
             d_model=bank.out.shape[0],
             head_dim=bank.head_dim,
+            heads=bank.heads,
             keys=keys,
             per_token=per_token,
-            share=share,
             windows=windows,
         )
 
-    def block(self, tokens: float, queries: float, heads: float) -> float:
+    def mult_adds(self, tokens: int, queries: int, heads: int) -> float:
         """Return the mult-adds of the whole block for one sample.
 
         With t tokens, q queries, width w = heads * head_dim, key width k, d = d_model and W windows, they are 2 q d w
         (queries and outputs) + 2 t d k (keys and values) + 2 q t w / W (attention), and those of all other layers.
 
         Args:
-            tokens: how many tokens have keys and values, counted in tokens of the stem; the block has the share
-                ``share`` of them.
+            tokens: how many tokens have keys and values.
             queries: how many of these tokens are queries, and leave the block.
             heads: how many heads are present.
         """
-        tokens_here = tokens * self.share
-        queries_here = queries * self.share
         width = heads * self.head_dim
         key_heads = min(heads, self.keys)  # heads may share keys (grouped-query attention)
         key_width = key_heads * self.head_dim
-
-        query_projections = 2 * queries_here * self.d_model * width  # queries and outputs
-        key_projections = 2 * tokens_here * self.d_model * key_width  # keys and values
+        query_projections = 2 * queries * self.d_model * width  # queries and outputs
+        key_projections = 2 * tokens * self.d_model * key_width  # keys and values
 
         # Scores, and weighted sums of values; a query attends only to the tokens of its window.
-        attention_products = 2 * queries_here * tokens_here / self.windows * width
-        other_layers = queries_here * self.per_token
+        attention_products = 2 * queries * tokens / self.windows * width
+        other_layers = queries * self.per_token
         return query_projections + key_projections + attention_products + other_layers
 
-    def without_attention(self, queries: float) -> float:
-        """Return the mult-adds of the output projection of one head, and of all layers that follow attention."""
+    def share(self, tokens: int, queries: int, heads: int) -> float:
+        """Return :meth:`mult_adds` as a share of those of the block with all its heads, of which all tokens leave."""
+        return self.mult_adds(tokens, queries, heads) / self.mult_adds(tokens, tokens, self.heads)
+
+    def share_without_attention(self, tokens: int, queries: int) -> float:
+        """Return the same share of the output projection of one head, and of all layers that follow attention."""
         output_projection = self.d_model * self.head_dim
-        return queries * self.share * (output_projection + self.per_token)
+        return queries * (output_projection + self.per_token) / self.mult_adds(tokens, tokens, self.heads)
 
 
 def agreeing(kept: Kept, other: Kept) -> int:

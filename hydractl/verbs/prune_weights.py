@@ -9,10 +9,11 @@ from pathlib import Path
 from torch import Tensor
 
 from hydractl.criteria import Calibration
+from hydractl.criteria.criterion import gradients_of
 from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, lowest_weights, prunable
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.files.atomic import Output, file_path, seed_mark
-from hydractl.files.checkpoint import MappedTensors
+from hydractl.files.checkpoint import with_tensors
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, merged
 from hydractl.files.verb_answers import PruneAnswer, PrunedWeights, SizeChange
@@ -125,10 +126,10 @@ def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple
 
     The model with its lowest weights set to zero is written to the output.
     """
-    # Choose the weights. Tensors get their zeros when they are read.
+    # Choose the weights.
     check_finite_weights(source.name, source.tensors)
-    masks, measured_on, used = _choose_weights(source, plan, log)
-    tensors = _with_zeros(source, masks)
+    weights, measured_on, used = _choose_weights(source, plan, log)
+    tensors = with_tensors(source.tensors, weights)
     counts = plan.counts
     log.info(
         f"{counts.removed} of {counts.parameters} parameters are removed: mult-adds, time and bytes stay, as zeros are "
@@ -168,7 +169,7 @@ def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple
 def _choose_weights(
     source: Source, plan: _WeightPlan, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
-    """Return which weights to remove: by the name of the tensor, a mask of its shape, true for weights to remove.
+    """Return the tensors whose weights may be removed, by name, with zeros in the place of removed weights.
 
     Also returned are the entries of the provenance about the samples that weights were scored on, and the samples as
     entries for ``seen``; both are empty for a criterion without data. There may be several steps: each scores the
@@ -196,7 +197,7 @@ def _choose_weights(
     if not criterion.needs_data:
         no_samples = Calibration(lambda: iter(()), 0, wanted.seed, log)
         scores = criterion.score(weights, None, no_samples)
-        return _masks_of_lowest(scores, weights, count), {}, []
+        return _without_lowest(scores, weights, count), {}, []
 
     # With data. --max-length applies only to the texts that weights are scored on, and not to the pruned model.
     source_to_score = with_max_length(source, wanted.max_length)
@@ -206,19 +207,17 @@ def _choose_weights(
     # In each step: score, choose the lowest up to its count, set them to zero. A mask holds all removals so far.
     for count_after_step in _counts(plan, zeros):
         # Gradients of the weights that may be removed, and of no other parameters.
-        model.requires_grad_(False)
-        parameters_of_layers = prunable(model.networks[0], with_biases=criterion.removes_biases)
-        for name, parameter in parameters_of_layers.items():
-            parameter.requires_grad_(name.startswith(plan.prefixes))
-        scores = criterion.score(weights, model, on_data.calibration)
-        masks = _masks_of_lowest(scores, weights, count_after_step)
-        weights = {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}
+        layers = prunable(model.networks[0], with_biases=criterion.removes_biases)
+        removable = [parameter for name, parameter in layers.items() if name.startswith(plan.prefixes)]
+        with gradients_of(model, removable):
+            scores = criterion.score(weights, model, on_data.calibration)
+        weights = _without_lowest(scores, weights, count_after_step)
         if count_after_step < count:
             # The next step scores a new model with the zeros of this step, because scoring changed this one.
-            source_with_zeros = replace(on_data.source, tensors=_with_zeros(on_data.source, masks))
+            source_with_zeros = replace(on_data.source, tensors=with_tensors(on_data.source.tensors, weights))
             model = build_model(source_with_zeros, wanted.device, wanted.dtype)
             log.detail(f"{count_after_step} of {count} weights are removed")
-    return masks, on_data.measured_on, on_data.used
+    return weights, on_data.measured_on, on_data.used
 
 
 def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
@@ -237,8 +236,8 @@ def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
     return [*removed, plan.counts.removed]
 
 
-def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return, by the name of the matrix, a mask of its shape that is true for the ``count`` lowest weights of all.
+def _without_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return the weights by name, with zeros in the place of the ``count`` lowest of all.
 
     Weights that are zero already stay removed: this sets their scores to -1, in ``scores`` itself.
 
@@ -251,18 +250,5 @@ def _masks_of_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor]
             raise NonFiniteError(f"the scores of the weights in {name} are not finite")
         is_zero = weights[name] == 0
         matrix_scores[is_zero] = -1  # other scores are not negative
-    return lowest_weights(scores, count)
-
-
-def _with_zeros(source: Source, masks: Mapping[str, Tensor]) -> MappedTensors:
-    """Return the tensors of a model with zeros where a mask is true; tensors are read only when they are asked for."""
-
-    def read(name: str) -> Tensor:
-        """Return a tensor by name, with zeros where its mask is true, if it has a mask."""
-        tensor = source.tensors.read(name)
-        if name not in masks:
-            return tensor
-        return tensor.masked_fill(masks[name], 0)
-
-    infos = {name: source.tensors.info(name) for name in source.tensors.names()}
-    return MappedTensors(infos, read)
+    masks = lowest_weights(scores, count)
+    return {name: weight.masked_fill(masks[name], 0) for name, weight in weights.items()}

@@ -44,7 +44,6 @@ _PARTS_OF_ONE = 2**32  # the resolution of distances as integers; distances are 
 _POINTS_PER_LINE = 8
 _RIDGE = 1e-6  # relative to the variance of all outputs of a head
 _ROUNDING = 1e-12  # relative to their mean square
-_PAIRS_AT_ONCE = 256
 _NOTHING = 1e-9  # a smaller distance from the chord, or rise of the curve, is only rounding
 
 HeadPlace = tuple[int, int]
@@ -232,10 +231,7 @@ def _distances(
     all_signatures = np.concatenate(signatures_of_sites)  # [heads of all sites, P]
 
     # One row at a time, since all differences at once, [heads, heads, P], would be large.
-    distances = []
-    for signature in all_signatures:
-        differences = all_signatures - signature
-        distances.append(np.linalg.norm(differences, axis=1))
+    distances = [np.linalg.norm(all_signatures - signature, axis=1) for signature in all_signatures]
     return np.stack(distances)
 
 
@@ -390,27 +386,23 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
         ``[P]``, each 0..2.
     """
     log_determinants = _log_determinants(np.linalg.cholesky(covariances))  # [C]
-    distances = np.empty(len(pairs))
-    for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-        end = start + _PAIRS_AT_ONCE
-        a, b = pairs[start:end].T  # the p pairs of this piece: the first and the second class of each, [p]
-        mean_covariances = (covariances[a] + covariances[b]) / 2  # [p, d, d]
-        factors = np.linalg.cholesky(mean_covariances)
+    a, b = pairs.T  # the first and the second class of each pair, [P]
+    factors = np.linalg.cholesky((covariances[a] + covariances[b]) / 2)  # [P, d, d]
 
-        # The first term: with the Cholesky factor L of S (S = L L^T) and y = L^-1 (m_a - m_b), the squared Mahalanobis
-        # distance (m_a - m_b)^T S^-1 (m_a - m_b) is y^T y.
-        differences = means[a] - means[b]  # [p, d]
-        whitened = np.linalg.solve(factors, differences[:, :, None])[:, :, 0]  # [p, d]
-        mahalanobis = np.square(whitened).sum(axis=1)
+    # The first term: with the Cholesky factor L of S (S = L L^T) and y = L^-1 (m_a - m_b), the squared Mahalanobis
+    # distance (m_a - m_b)^T S^-1 (m_a - m_b) is y^T y.
+    differences = means[a] - means[b]  # [P, d]
+    whitened = np.linalg.solve(factors, differences[:, :, None])[:, :, 0]  # [P, d]
+    mahalanobis = np.square(whitened).sum(axis=1)
 
-        # The second term: ln(|S| / sqrt(|S_a| |S_b|)) = ln |S| - (ln |S_a| + ln |S_b|) / 2.
-        mean_of_logs = (log_determinants[a] + log_determinants[b]) / 2
-        log_ratio = _log_determinants(factors) - mean_of_logs
+    # The second term: ln(|S| / sqrt(|S_a| |S_b|)) = ln |S| - (ln |S_a| + ln |S_b|) / 2.
+    mean_of_logs = (log_determinants[a] + log_determinants[b]) / 2
+    log_ratio = _log_determinants(factors) - mean_of_logs
 
-        bhattacharyya = mahalanobis / 8 + log_ratio / 2
-        not_negative = np.maximum(bhattacharyya, 0)  # rounding may make a distance of zero negative
-        # 2 (1 - exp(-B)), which expm1 computes without loss if B is small.
-        distances[start:end] = -2 * np.expm1(-not_negative)
+    bhattacharyya = mahalanobis / 8 + log_ratio / 2
+    not_negative = np.maximum(bhattacharyya, 0)  # rounding may make a distance of zero negative
+    # 2 (1 - exp(-B)), which expm1 computes without loss if B is small.
+    distances: Floats = -2 * np.expm1(-not_negative)
     return distances
 
 
