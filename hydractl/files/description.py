@@ -133,22 +133,19 @@ class Description:
         # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
         del document["masks"]
         document["sites"] = [[path, heads] for path, heads in self.masks[0].heads.items()]
-        document["members"] = self._members_json()
+
+        # Of each member: what is known of it, with the heads that it keeps at each site.
+        document["members"] = []
+        for index, mask in enumerate(self.masks):
+            known = self.members[index] if self.members else {}
+            kept = {path: list(heads) for path, heads in mask.kept.items()}
+            document["members"].append({**known, "kept": kept})
 
         # Rare entries are written only if there is something to write.
         for name in ("prompt", "seen", "origin"):
             if not document[name]:
                 del document[name]
         return document
-
-    def _members_json(self) -> list[dict[str, object]]:
-        """Return an object for each member: what is known of it, with the heads that it keeps at each site."""
-        members = []
-        for index, mask in enumerate(self.masks):
-            member = dict(self.members[index]) if self.members else {}
-            member["kept"] = {path: list(kept) for path, kept in mask.kept.items()}
-            members.append(member)
-        return members
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], origin: str) -> Description:

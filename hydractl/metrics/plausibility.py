@@ -85,12 +85,13 @@ def accuracy_warning(
     if not len(labels):
         return None
     warning = count_warning(int((predicted == labels).sum()), labels, expected)
+    confusion = _confusion(predicted, labels, classes)
     if warning is None:  # a plausible accuracy: some of the labels may still be wrong
         drawn = None if confidence is None else _drawn_labels(predicted, labels, confidence, classes)
-        return _swapped_labels(_confusion(predicted, labels, classes), names) or drawn
+        return _swapped_labels(confusion, names) or drawn
 
     # An implausible accuracy: the labels may be numbered in another order than the model's classes.
-    order = _fitting_order(predicted, labels, classes)
+    order = _fitting_order(confusion)
     if order is None:
         return f"{warning}: are these the classes, the preprocessing and the tokenizer that the model was trained with?"
     return f"{warning}; {order}: give the labels by name, or in the order of the model's classes"
@@ -108,10 +109,10 @@ def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAcc
         labels: ``[N]``, N > 0.
         expected: the accuracy of the model elsewhere; None if it is not known.
     """
-    largest = _largest_share(labels)
+    total = len(labels)
+    largest = int(np.bincount(labels).max()) / total
     if largest == 1.0:  # all labels are of one class: no accuracy can be above guessing
         return None
-    total = len(labels)
     high = share_interval(correct, total).high
     accuracy = f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval)"
     if high <= largest:
@@ -119,11 +120,6 @@ def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAcc
     if expected is not None and high < (largest + expected.at_least) / 2:
         return f"{accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
     return None
-
-
-def _largest_share(labels: NDArray[np.int64]) -> float:
-    """Return the share of the most frequent class among labels [N], N > 0."""
-    return int(np.bincount(labels).max()) / len(labels)
 
 
 def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
@@ -188,24 +184,20 @@ def _drawn_labels(
     if classes < 3 or total < _SAMPLES_PER_CELL * classes**2 or share_interval(right, total).low <= _CLEAR:
         return None
 
-    # Of the samples at even and at odd places: the counts by label and prediction, and what they would be if all labels
-    # were drawn, which spreads the samples of each prediction evenly over the labels; [C, C] each.
-    even = _confusion(predicted[0::2], labels[0::2], classes)
-    odd = _confusion(predicted[1::2], labels[1::2], classes)
-    even_if_drawn = np.broadcast_to(even.sum(axis=0) / classes, even.shape)
-    odd_if_drawn = np.broadcast_to(odd.sum(axis=0) / classes, odd.shape)
+    # The counts by label and prediction of the samples at even and at odd places, [C, C] each.
+    even, odd = (_confusion(predicted[start::2], labels[start::2], classes) for start in (0, 1))
 
     # Take the half of the pairs that are confused least among the even samples, and count them among the odd ones, then
     # the other way round. Counted in the same samples they would be too few, as they are the least by their noise, too.
+    # If all labels were drawn, the samples of each prediction would be spread evenly over the labels.
     is_error = ~np.eye(classes, dtype=bool)
     counted = counted_if_drawn = 0.0
-    for here, here_if_drawn, other, other_if_drawn in (
-        (even, even_if_drawn, odd, odd_if_drawn),
-        (odd, odd_if_drawn, even, even_if_drawn),
-    ):
-        pairs = np.flatnonzero(is_error & (here_if_drawn > 0))  # indices in the flattened [C, C]
-        rates = here.flat[pairs] / here_if_drawn.flat[pairs]
-        least_confused_first = pairs[np.argsort(rates, kind="stable")]
+    for here, other in ((even, odd), (odd, even)):
+        if_drawn, other_if_drawn = (
+            np.broadcast_to(counts.sum(axis=0) / classes, counts.shape) for counts in (here, other)
+        )
+        pairs = np.flatnonzero(is_error & (if_drawn > 0))  # indices in the flattened [C, C]
+        least_confused_first = pairs[np.argsort(here.flat[pairs] / if_drawn.flat[pairs], kind="stable")]
         least_confused = least_confused_first[: len(pairs) // 2]
         counted += other.flat[least_confused].sum()
         counted_if_drawn += other_if_drawn.flat[least_confused].sum()
@@ -226,29 +218,27 @@ def _drawn_labels(
     )
 
 
-def _fitting_order(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> str | None:
+def _fitting_order(confusion: NDArray[np.int64]) -> str | None:
     """Return words on a renumbering of the labels that fits the predictions better; None if none clearly does.
 
     They end a sentence, e.g. "with another order of the labels (label 0 as 1, 1 as 0) it would be 0.912", which is the
     accuracy after renumbering.
 
     Args:
-        predicted, labels: classes ``[N]``.
-        classes: C, the number of classes of the model.
+        confusion: samples by label (row) and prediction (column), [C, C].
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
     # Assign to each label another class, none of them twice, such that the most predictions are right: label l becomes
     # class new_classes[l]. A label that no sample has gets an arbitrary class, which changes nothing.
-    confusion = _confusion(predicted, labels, classes)  # samples by label and prediction, [C, C]
     every_label, new_classes = linear_sum_assignment(confusion, maximize=True)  # every_label: 0..C-1
-    total = len(labels)
+    total = int(confusion.sum())
     most_correct = int(confusion[every_label, new_classes].sum())
 
     # Accept it only if its accuracy is clearly above guessing and above 0.5, and better than with the labels as they
     # are, which have the diagonal right.
     low = share_interval(most_correct, total).low
-    is_clear = low > max(_largest_share(labels), _CLEAR)
+    is_clear = low > max(confusion.sum(axis=1).max() / total, _CLEAR)
     is_better = most_correct > int(confusion.trace())
     if not is_clear or not is_better:
         return None

@@ -191,11 +191,6 @@ class Block:
         return entropy_of_shifted(self.member_probs, self._powers.shifted, self._log_total)
 
     @cached_property
-    def member_powers(self) -> Floats:
-        """The exponential of :attr:`member_log_probs`, [M, n, C]; equal to ``member_probs`` except for rounding."""
-        return self.arrays.exp(self.member_log_probs)
-
-    @cached_property
     def pooled(self) -> Floats:
         """The mean over members of their softmax, [n, C]; this is p before calibration."""
         if len(self.logits) == 1:

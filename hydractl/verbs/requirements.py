@@ -37,21 +37,18 @@ def unmet_in(rows: Sequence[Row], requirements: Sequence[Requirement], exempt: C
 
         # Check it on each row.
         for name, values in rows_to_check:
-            why_not_met = _failure(requirement, _row_words(name, values), values)
+            why_not_met = _failure(requirement, name, values)
             if why_not_met is not None:
                 failures.append(f"{requirement.text}: {why_not_met}")
     return failures
 
 
-def _row_words(name: str, values: Values) -> str:
-    """Return the name of a row; of a bench with batch size and dtype, since a model has a row for each of these."""
-    if "batch_size" not in values:
-        return name
-    return f"{name} (batch {values['batch_size']}, {values['dtype']})"
-
-
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     """Return why a row does not meet a requirement; None if it does."""
+    # A model has a row for each batch size and dtype of a bench.
+    if "batch_size" in values:
+        name = f"{name} (batch {values['batch_size']}, {values['dtype']})"
+
     # The value at the dotted key, such as id.accuracy: it may be missing, null or not a number.
     key = requirement.key
     value = value_at(values, key)
