@@ -39,7 +39,7 @@ class Fit(Chosen):
         flagged: the share of ``val`` and of each OOD validation set that the threshold flags, as far as they ran.
         compared: the AUROCs of all scores from which the score was chosen, by name; empty if there was no choice.
         near_ties: other scores that are about as good as the chosen one.
-        validation: the calibrated predictions on the ID validation set; None if they were not needed.
+        validation: the predictions on the ID validation set, without vector scaling; None if they were not needed.
         warnings: sentences on what is odd about what was fitted, such as a temperature by few samples.
     """
 
@@ -108,6 +108,11 @@ def fit(
     inside = None
     if val is not None:
         inside = gather(iter(batches), val, name, scores=scores, calibration=calibration).samples
+
+    # Vector scaling hides labels that are in another order, so accuracy is judged without it.
+    validation = inside
+    if val is not None and calibration is not None and calibration.kind == "vector":
+        validation = gather(iter(batches), val, name, scores=scores).samples
     outside: dict[str, Samples] = {}
     for dataset in of_role(sets, OOD_VAL):
         gathered = gather(read(dataset), dataset, name, scores=scores, calibration=calibration)
@@ -157,7 +162,7 @@ def fit(
         conformal=conformal,
         compared=compared,
         near_ties=near_ties,
-        validation=inside,
+        validation=validation,
         warnings=[warning for warning in warnings if warning is not None],
     )
 
