@@ -17,7 +17,7 @@ from hydractl.evaluation.sets import TRAIN, EvalSet, option_of
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration
 from hydractl.log import Log
-from hydractl.metrics.samples import Samples, joined_samples, samples_and_members
+from hydractl.metrics.samples import Samples, joined_samples, samples_of
 
 LogitsReader = Callable[[EvalSet], LogitsBatches]
 """A function that returns the logits of a data set, batch by batch."""
@@ -66,35 +66,30 @@ def gather(
     """
     # Reduce one batch after another, so that the logits of the whole set are never in memory.
     batch_rows: list[npt.NDArray[np.int64]] = []
-    batch_samples: list[Samples] = []
-    batch_members: list[list[Samples]] = []  # for each batch, a list with the samples of each member
+    batch_samples: list[list[Samples]] = []  # for each batch, those of all members together, then of each alone
     for batch in batches:
         check_finite_batch(batch, dataset.ids, name)
         labels = None
         if dataset.labels is not None:
             labels = dataset.labels[list(batch.rows)]  # [B]
-        samples, members = samples_and_members(
+        together = samples_of(
             batch.logits,
             labels,
             scores=scores,
             fitted_scores=batch.mean_scores,
             calibration=calibration,
             conformal=conformal,
-            alone=alone and len(batch.logits) > 1,
         )
+        members = batch.logits if alone and len(batch.logits) > 1 else ()
         batch_rows.append(np.asarray(batch.rows, dtype=np.int64))
-        batch_samples.append(samples)
-        batch_members.append(members)
+        batch_samples.append([together, *(samples_of(logits[np.newaxis], labels) for logits in members)])
     if not batch_rows:
         raise none_readable(dataset, name)
 
     # Join the batches, and sort the samples into the order of the data set.
     order = np.argsort(np.concatenate(batch_rows), kind="stable")
-    all_samples = joined_samples(batch_samples, order)
-    all_members = []
-    for batches_of_member in zip(*batch_members, strict=True):  # from a list for each batch to one for each member
-        all_members.append(joined_samples(batches_of_member, order))
-    return Gathered(all_samples, all_members)
+    samples, *of_members = [joined_samples(parts, order) for parts in zip(*batch_samples, strict=True)]
+    return Gathered(samples, of_members)
 
 
 def none_readable(dataset: EvalSet, name: str) -> InputError:

@@ -232,13 +232,7 @@ def bin_of(confidence: np.ndarray) -> NDArray[np.int64]:
     return np.searchsorted(inner_edges, confidence, side="right")
 
 
-def samples_of(logits: np.ndarray, labels: np.ndarray | None = None, **how: Any) -> Samples:
-    """Reduce member logits as :func:`samples_and_members` does, whose arguments these are, without members alone."""
-    samples, _ = samples_and_members(logits, labels, alone=False, **how)
-    return samples
-
-
-def samples_and_members(
+def samples_of(
     logits: np.ndarray,
     labels: np.ndarray | None = None,
     *,
@@ -246,9 +240,8 @@ def samples_and_members(
     fitted_scores: Mapping[str, Floats] = {},
     calibration: Calibration | None = None,
     conformal: Conformal | None = None,
-    alone: bool = True,
-) -> tuple[Samples, list[Samples]]:
-    """Return :class:`Samples`, the few numbers of each sample that metrics need: of the ensemble, and of each member.
+) -> Samples:
+    """Return :class:`Samples`, the few numbers of each sample that metrics need, from the logits of all members.
 
     The logits are read once, a block of samples at a time, and reduced in float64.
 
@@ -261,77 +254,49 @@ def samples_and_members(
         fitted_scores: scores [N] by name that are computed from features, not from logits, and are ready-made.
         calibration: the calibration of p; ``energy``, ``maxlogit``, ``mi``, ``variance`` and votes stay without it.
         conformal: the threshold of prediction sets for samples with labels; None makes no sets.
-        alone: whether to reduce the logits of each member alone, without a calibration and with the score ``msp`` only.
-
-    Returns:
-        The samples of the ensemble, and a list with those of each member alone; the list is empty unless ``alone``.
 
     Raises:
-        NonFiniteError: a logit is NaN or infinite.
+        NonFiniteError: a logit is NaN or infinite, or log p of a label is not finite.
         InputError: the calibration is for another number of classes.
     """
-    members = len(logits)
-    reduced_alone = range(members) if alone else range(0)
     parts: list[Samples] = []  # one for each block of samples
-    parts_by_member: list[list[Samples]] = [[] for _ in reduced_alone]  # the same for each member alone
     for rows, block in blocks(logits, calibration):  # the slice of the block's samples, and their logits [M, n, C]
-        labels_of_block = None if labels is None else labels[rows]
-
-        # The OOD scores of the ensemble, [n]: ready-made ones, or from the logits.
+        # The OOD scores, [n]: ready-made ones, or from the logits.
         values: dict[str, Floats | None] = {}  # None for a score that is constant for a single member
         for name in scores:
             values[name] = None
             if name in fitted_scores:
                 values[name] = fitted_scores[name][rows]
-            elif not says_nothing(name, members):
+            elif not says_nothing(name, len(logits)):
                 values[name] = np.asarray(SCORES[name](block), dtype=np.float64)
-        part = _samples_of_block(block, labels_of_block, values)
-
-        # Prediction sets.
-        if conformal is not None and labels_of_block is not None:
-            in_set = prediction_sets(block.probs, conformal)  # bool [n, C]
-            covered = in_set[np.arange(len(part)), labels_of_block]  # whether the set holds the label, [n]
-            part = replace(part, set_sizes=in_set.sum(axis=1), covered=covered)
-        parts.append(part)
-
-        # Each member alone.
-        for member, parts_of_member in enumerate(parts_by_member):
-            member_alone = Block(block.logits[member : member + 1])
-            scores_alone = {"msp": SCORES["msp"](member_alone)}
-            parts_of_member.append(_samples_of_block(member_alone, labels_of_block, scores_alone))
-    return joined_samples(parts), [joined_samples(parts_of_member) for parts_of_member in parts_by_member]
+        part = Samples(
+            predicted=block.predicted,
+            confidence=block.confidence,
+            entropy=block.entropy,
+            mi=block.mi,
+            votes=block.votes.astype(np.int32),
+            scores=values,
+        )
+        parts.append(part if labels is None else _with_labels(part, block, labels[rows], conformal))
+    return joined_samples(parts)
 
 
-def _samples_of_block(block: Block, labels: NDArray[np.int64] | None, scores: Mapping[str, Floats | None]) -> Samples:
-    """Return :class:`Samples` of one block, without prediction sets.
-
-    Args:
-        block: the logits of its n samples.
-        labels: [n]; None for data without labels.
-        scores: the values of each OOD score, [n], or None.
-
-    Raises:
-        NonFiniteError: log p of a label is not finite.
-    """
-    label_log_probs = None
-    brier_terms = None
-    if labels is not None:
-        label_log_probs = check_finite(block.log_probs_of(labels), "log p of the label")  # [n]
-        # The Brier score of a sample with the label y is sum_k (p_k - 1[y = k])^2, [n].
-        error = block.probs.copy()
-        error[np.arange(len(labels)), labels] -= 1.0  # p_k - 1[y = k], [n, C]
-        brier_terms = np.square(error, out=error).sum(axis=1)
-    return Samples(
-        predicted=block.predicted,
-        confidence=block.confidence,
-        entropy=block.entropy,
-        mi=block.mi,
-        votes=block.votes.astype(np.int32),
+def _with_labels(part: Samples, block: Block, labels: NDArray[np.int64], conformal: Conformal | None) -> Samples:
+    """Return the samples of one block with what follows from their labels [n]; ``conformal`` makes prediction sets."""
+    # The Brier score of a sample with the label y is sum_k (p_k - 1[y = k])^2, [n].
+    each = np.arange(len(labels))
+    error = block.probs.copy()
+    error[each, labels] -= 1.0  # p_k - 1[y = k], [n, C]
+    part = replace(
+        part,
         labels=labels,
-        label_log_probs=label_log_probs,
-        brier_terms=brier_terms,
-        scores=scores,
+        label_log_probs=check_finite(block.log_probs_of(labels), "log p of the label"),  # [n]
+        brier_terms=np.square(error, out=error).sum(axis=1),
     )
+    if conformal is None:
+        return part
+    in_set = prediction_sets(block.probs, conformal)  # bool [n, C]
+    return replace(part, set_sizes=in_set.sum(axis=1), covered=in_set[each, labels])
 
 
 def joined_samples(parts: Sequence[Samples], order: NDArray[np.int64] | None = None) -> Samples:

@@ -12,13 +12,13 @@ from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration
 from hydractl.metrics import probabilities
 from hydractl.metrics.conformal import fit_conformal, measured_sets, nonconformity, quantile
-from hydractl.metrics.samples import samples_and_members
+from hydractl.metrics.samples import samples_of
 
 
 def counted(
     fitted: Conformal, logits: np.ndarray, labels: np.ndarray, calibration: Calibration | None = None
 ) -> dict[str, Any]:
-    samples, _ = samples_and_members(logits, labels, calibration=calibration, conformal=fitted, alone=False)
+    samples = samples_of(logits, labels, calibration=calibration, conformal=fitted)
     assert samples.set_sizes is not None and samples.covered is not None
     return measured_sets(fitted, samples.set_sizes, samples.covered).to_dict()
 

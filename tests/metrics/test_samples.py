@@ -13,7 +13,7 @@ from hydractl.errors import NonFiniteError
 from hydractl.files.model_records import Calibration
 from hydractl.metrics import probabilities
 from hydractl.metrics.ood import OOD_SCORES
-from hydractl.metrics.samples import Samples, samples_and_members, samples_of
+from hydractl.metrics.samples import Samples, samples_of
 from tests.metrics.arrays import pooled_probabilities
 from tests.spread import spread
 
@@ -176,14 +176,3 @@ def test_a_temperature_changes_no_prediction_where_two_classes_are_all_but_tied(
         assert np.array_equal(got.predicted, plain.predicted)
     anew = probabilities.powers_of(probabilities.pooled_log_probs(logits) / 100).softmax.argmax(axis=1)
     assert not np.array_equal(anew, plain.predicted)  # what rounding would make of it
-
-
-def test_members_alone_are_ensembles_of_one() -> None:
-    logits, labels = case((3, 101, 6))
-    calibration = CALIBRATIONS["vector"]
-    together, alone = samples_and_members(logits, labels, scores=["energy"], calibration=calibration)
-    assert equal(together, samples_of(logits, labels, scores=["energy"], calibration=calibration))
-    for member, got in enumerate(alone):
-        assert equal(got, samples_of(logits[member : member + 1], labels))
-    assert len(alone) == 3
-    assert samples_and_members(logits, labels, alone=False)[1] == []

@@ -14,7 +14,7 @@ from hydractl.files.study_answer import RuledOutRecord, StudyAnswer
 from hydractl.metrics.bootstrap import intervals, paired_differences, resample
 from hydractl.metrics.curves import curves
 from hydractl.metrics.rows import id_block, row_blocks
-from hydractl.metrics.samples import samples_and_members, samples_of
+from hydractl.metrics.samples import samples_of
 
 SETS = {"letters": "near", "photos": "far", "noise": None}
 SITES = [f"blocks.{n}.attn" for n in range(6)]
@@ -54,7 +54,8 @@ def _sample(models: tuple[tuple[str, int], ...], sets: tuple[tuple[str, Any], ..
     for index, (name, members) in enumerate(models):
         good = 3 + index / len(models)
         logits = drawn_logits(draw, labels, members, good, 0)
-        inside, alone = samples_and_members(logits, labels, alone=members > 1)
+        inside = samples_of(logits, labels)
+        alone = [samples_of(member[np.newaxis], labels) for member in logits] if members > 1 else []
         outside = {}
         for place, (other, _) in enumerate(sets):
             false = draw.integers(5, size=n // 2 + 10 * place)
