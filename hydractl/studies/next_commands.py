@@ -33,9 +33,9 @@ def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCo
     single = plan.rows[0]
     (row,) = (row for row in plan.rows if row.name == used.row)  # exactly one
 
-    # Paths and options: test data and the first OOD test set to predict, the same samples to calibrate on.
+    # Paths and options: the first OOD test set to predict, the same samples to calibrate on.
     best = str(plan.folder / "best.st")
-    inputs = (best, str(request.test), str(request.ood[0].spec))
+    inputs = (best, str(request.ood[0].spec))
     report = {"report": str(plan.folder / "predictions.json")}
     recalibrated = plan.calibration(row, used.score)
     samples = (*_HOW_IT_RUNS, *_WHICH_SAMPLES)

@@ -307,6 +307,7 @@ def test_half_precision_on_a_cpu_warns_where_it_is_slower(monkeypatch: pytest.Mo
     ):
         rates = {torch.float32: 1e9, torch.bfloat16: 1e9 / factor}
         monkeypatch.setattr(machine, "peak_macs_per_s", lambda _, dtype, rates=rates: rates[dtype])
+        machine.slow_format.cache_clear()
         log = Log()
         document = measure(log=log, dtype=["bfloat16", "float32"], force=True).result.to_dict()
         assert log.warnings == document.get("warnings", []) == expected

@@ -21,7 +21,7 @@ def is_there():
 """
 PREPARED = "from hydractl.families.torchvision_operators import declare_operators\ndeclare_operators()\n"
 WITHOUT = """
-import hydractl.families.timm, hydractl.families.torchvision, torchvision.transforms.v2
+import hydractl.families.timm, torchvision.transforms.v2
 weight = torch.nn.Parameter(torch.ones(2))
 weight.sum().backward()
 torch.optim.SGD([weight], lr=1.0).step()

@@ -112,6 +112,7 @@ def test_an_image_tower_with_a_classifier(variant: str, tmp_path: Path) -> None:
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3)
     model.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
     source = open_source(str(tmp_path))
     assert (source.classes, [site.tower for site in source.sites]) == (5, ["main", "main"])
     close(build_model(source).member_logits(inputs(variant))[0], logits(model, inputs(variant)))

@@ -105,6 +105,7 @@ def test_a_published_model(name: str, tmp_path: Path) -> None:
     towers = [] if name in NAMED else towers_of(stock)
     pixels = NAMED[name][2] if name in NAMED else getattr(towers[0], "image_size", 0)
     if towers and pixels:
+        transformers.ViTImageProcessor(size={"height": pixels, "width": pixels}).save_pretrained(tmp_path)
         preprocess |= image_preprocess(tmp_path, "ViTImageProcessor", 3, (pixels, pixels))
     for key, size in (("input_size", [3, pixels, pixels]), ("size", [pixels, pixels])):
         if key in preprocess and pixels:
