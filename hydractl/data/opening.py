@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pkgutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -12,51 +12,42 @@ from typing import NamedTuple
 from hydractl.data.base import PAIRS, Dataset, reason
 from hydractl.data.corrupted import take_corruption
 from hydractl.data.files import EncodedImages
-from hydractl.data.labels import RawLabels, limited, resolve_labels
+from hydractl.data.labels import limited, resolve_labels
 from hydractl.data.part import DatasetPart, take_rows
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError, near_path
 from hydractl.expressions.data_sets import SUPPORTED, DataSpec
 
-_Reader = Callable[..., "tuple[Dataset, RawLabels]"]
-
 _KNOWN: ContextVar[dict[tuple[object, ...], dict[str, str]] | None] = ContextVar("known", default=None)
 """What :func:`keeping_fingerprints` keeps: fingerprints by id, by where samples come from; None outside of it."""
 
 
-class _ReaderEntry(NamedTuple):
-    """The reader of one kind of data. Its module is imported only when this kind is first needed.
+class _Kind(NamedTuple):
+    """One kind of data.
 
     Attributes:
-        module, function: the names of the module and of the function that reads.
+        reader: the function that reads it, as ``MODULE:NAME``; the module is imported when this kind is first needed.
         samples: the :attr:`Dataset.kind` of the data it opens; None if that is only known once the data are open.
         drawn: whether all labels are read before samples are chosen, so that a limit can draw samples of every class.
             Otherwise only the first samples are read, as many as are needed.
     """
 
-    module: str
-    function: str
+    reader: str
     samples: str | None
     drawn: bool
 
-    def reader(self) -> _Reader:
-        """Import the reader's module and return the reader."""
-        module = importlib.import_module(self.module)
-        function: _Reader = getattr(module, self.function)
-        return function
 
-
-_READERS = {
-    "npz": _ReaderEntry("hydractl.data.arrays", "read_npz", "image", drawn=True),
-    "folder": _ReaderEntry("hydractl.data.files", "read_folder", "image", drawn=True),
-    "list": _ReaderEntry("hydractl.data.files", "read_image_list", "image", drawn=True),
-    "text": _ReaderEntry("hydractl.data.text", "read_text", "text", drawn=False),
-    "builtin": _ReaderEntry("hydractl.data.builtin", "read_builtin", None, drawn=False),
-    "torchvision": _ReaderEntry("hydractl.data.torchvision_sets", "read_torchvision", "image", drawn=True),
-    "hf": _ReaderEntry("hydractl.data.hub", "read_hub_set", None, drawn=True),
-    "captions": _ReaderEntry("hydractl.data.captions", "read_captions", PAIRS, drawn=False),
-    "memory": _ReaderEntry("hydractl.data.memory", "read_memory", None, drawn=True),
-    "image parquet": _ReaderEntry("hydractl.data.hub", "read_image_parquet", "image", drawn=True),
+_KINDS = {
+    "npz": _Kind("hydractl.data.arrays:read_npz", "image", drawn=True),
+    "folder": _Kind("hydractl.data.files:read_folder", "image", drawn=True),
+    "list": _Kind("hydractl.data.files:read_image_list", "image", drawn=True),
+    "text": _Kind("hydractl.data.text:read_text", "text", drawn=False),
+    "builtin": _Kind("hydractl.data.builtin:read_builtin", None, drawn=False),
+    "torchvision": _Kind("hydractl.data.torchvision_sets:read_torchvision", "image", drawn=True),
+    "hf": _Kind("hydractl.data.hub:read_hub_set", None, drawn=True),
+    "captions": _Kind("hydractl.data.captions:read_captions", PAIRS, drawn=False),
+    "memory": _Kind("hydractl.data.memory:read_memory", None, drawn=True),
+    "image parquet": _Kind("hydractl.data.hub:read_image_parquet", "image", drawn=True),
 }
 _FILES = ("npz", "text")  # kinds that are named by a path, which must exist
 
@@ -124,23 +115,23 @@ def open_data(
     turns = _turns(spec, others.get("exif", "0"))
 
     # Read the data and map the labels. Refuse data that a model does not read, before reading if that is possible.
-    entry = _READERS[_reader_key(parsed)]
+    kind = _KINDS[_kind_of(parsed)]
     if reads is None:
         reads = {}
-    if entry.samples is not None:
-        _check_models_read(parsed, entry.samples, reads)
+    if kind.samples is not None:
+        _check_models_read(parsed, kind.samples, reads)
     if wanted_rows is None:
         first = limit
     else:  # the limit applies to the chosen samples
-        first = None if entry.drawn else wanted_rows.reach
-    dataset, raw = entry.reader()(parsed, first)
+        first = None if kind.drawn else wanted_rows.reach
+    dataset, raw = pkgutil.resolve_name(kind.reader)(parsed, first)
     _share_fingerprints(dataset, parsed.kind, parsed.path, frozenset(parsed.query.items()), id(parsed.held), turns)
     if turns:
         _turn(dataset, spec)
     _check_models_read(parsed, dataset.kind, reads)
     # Choose by the labels as they stand in the data, so that the samples are the same for every model. The labels of
     # other samples are not judged, as they may be bad. Classes are those of the whole set.
-    to_choose_by = raw.to_choose_by() if entry.drawn or wanted_rows is not None else None
+    to_choose_by = raw.to_choose_by() if kind.drawn or wanted_rows is not None else None
     if wanted_rows is None:
         rows = limited(to_choose_by, len(dataset), limit, seed)
     else:
@@ -152,7 +143,7 @@ def open_data(
     )
     if wanted_rows is not None:
         # `places` count within the part. If the part is sorted by class, they are drawn from every class.
-        places = limited(indices if entry.drawn else None, len(rows), limit, seed)
+        places = limited(indices if kind.drawn else None, len(rows), limit, seed)
         rows = [rows[place] for place in places]
         if indices is not None:
             indices = indices[places]
@@ -255,8 +246,8 @@ def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -
     )
 
 
-def _reader_key(spec: DataSpec) -> str:
-    """Return the key of the function that reads a SPEC, in ``_READERS``: its scheme, or by what its path leads to.
+def _kind_of(spec: DataSpec) -> str:
+    """Return the kind of data that a SPEC names, in ``_KINDS``: its scheme, or by what its path leads to.
 
     ``hf:...`` gives ``hf``. A path gives ``folder``, ``npz``, ``list``, ``text`` or ``image parquet``.
 
@@ -265,7 +256,7 @@ def _reader_key(spec: DataSpec) -> str:
     """
     # A scheme such as `hf:` names the reader.
     is_file_by_name = spec.kind in _FILES
-    if spec.kind in _READERS and not is_file_by_name:
+    if spec.kind in _KINDS and not is_file_by_name:
         return spec.kind
 
     # Anything else is a path, which must exist.
