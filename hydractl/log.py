@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -11,9 +11,6 @@ class Progress:
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         """Move on by ``amount`` units; ``note`` is shown beside the bar."""
-
-    def row(self, cells: Sequence[str]) -> None:
-        """Show an intermediate result, one cell per column of the task; an empty cell is left out."""
 
     def expect(self, seconds: float) -> None:
         """Take an estimate of how long the whole task takes, with which the time left begins."""
@@ -52,13 +49,8 @@ class Log:
         """Take a line of the log of a training, as ``finetune --log`` writes it."""
 
     @contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
-        """Open a task of ``total`` units (None: not known yet), counted in ``unit``, for example ``"samples"``.
-
-        ``columns`` names the cells of its rows; a cell in a column with an empty name is shown without a name.
-        """
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+        """Open a task of ``total`` units (None: not known yet), counted in ``unit``, for example ``"samples"``."""
         yield Progress()
 
 
@@ -83,10 +75,8 @@ class PassedOn(Log):
         self._log.line_of_training(line)
 
     @contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
-        with self._log.progress(description, total, unit, columns) as progress:
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+        with self._log.progress(description, total, unit) as progress:
             yield progress
 
 

@@ -8,7 +8,7 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 
@@ -82,10 +82,8 @@ class PythonLog(ConsoleLog):
         warnings.warn(self._said(message), stacklevel=frames_of_hydractl + 1)
 
     @contextlib.contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
         """Show a bar for a task while the context lasts; see :meth:`hydractl.log.Log.progress`."""
         self.quiet = not _is_shown(Console(stderr=True))
-        with super().progress(description, total, unit, columns) as task:
+        with super().progress(description, total, unit) as task:
             yield task

@@ -280,10 +280,7 @@ class Session:
 
             # The evaluator has counted its work from the beginning, so take the difference.
             work_before = evaluator.work
-            columns = ["step", "removed at", "head", "score", "accuracy", "AUROC"]
-            if len(self.options.objective) > 1:
-                columns.insert(1, "objective")  # after the step, as in the cells of a removal
-            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations", columns) as progress:
+            with self.log.progress("circuit", plan.evaluations_per_objective, "evaluations") as progress:
                 search = self._search_of_options(evaluator, journal, progress)
                 rankings = search.run(self.options.objective, self.scope.budget)
             work = evaluator.work - work_before
@@ -319,16 +316,16 @@ class Session:
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            """Add a row to the progress table; the AUROC is empty if it was not measured."""
+            """Log the removal of a head, with the AUROC if it was measured."""
             site, head = self.names[removal.head]
             counts = removal.counts
-            score = number(counts.score(objective))
-            accuracy = number(counts.score("acc"))
-            auroc = "" if counts.two_u is None else number(counts.score("ood"))
-            first_cells = [f"{step}/{self.scope.budget}"]
+            parts = [f"circuit: step {step}/{self.scope.budget}", f"removed at {site}", f"head {head}"]
             if len(self.options.objective) > 1:
-                first_cells.append(objective)
-            progress.row([*first_cells, site, str(head), score, accuracy, auroc])
+                parts.insert(1, f"objective {objective}")
+            parts += [f"score {number(counts.score(objective))}", f"accuracy {number(counts.score('acc'))}"]
+            if counts.two_u is not None:
+                parts.append(f"AUROC {number(counts.score('ood'))}")
+            self.log.info("  ".join(parts))
 
         keywords: SearchKeywords = {
             "at_once": self._candidates_at_once(evaluator),

@@ -7,9 +7,8 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydractl.jsonio import clean
@@ -127,9 +126,7 @@ class ConsoleLog(Log):
         self._line(f"warning: {message}")
 
     @contextlib.contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
         # There is nothing to show: yield an object that ignores its calls.
         nothing_to_do = total == 0
         if self.quiet or nothing_to_do:
@@ -141,7 +138,7 @@ class ConsoleLog(Log):
         if self.shows_bars or is_terminal(sys.stderr):
             display = self._open_bars()
         with display as bars:
-            task = Task(self, bars, clean(description), total, clean(unit), columns)
+            task = Task(self, bars, clean(description), total, clean(unit))
             try:
                 yield task
             finally:
@@ -175,8 +172,7 @@ class ConsoleLog(Log):
 
 @dataclass
 class Task(Progress):
-    """One task on standard error: a bar on a terminal, else a line every few seconds; a line for each row of results,
-    and one at the end.
+    """One task on standard error: a bar on a terminal, else a line every few seconds; and a line at the end.
 
     Attributes:
         log: writes the lines.
@@ -184,7 +180,6 @@ class Task(Progress):
         description: the name of the task.
         total: how many units the task has; None if that is not known yet.
         unit: the name of a unit, in the plural.
-        columns: the names of the columns of its rows.
         note: what is shown beside the bar.
     """
 
@@ -193,7 +188,6 @@ class Task(Progress):
     description: str
     total: int | None
     unit: str
-    columns: Sequence[str]
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -229,11 +223,6 @@ class Task(Progress):
         left = self.time_left and f"about {self.time_left}"
         parts = [self._state(now - self._start), self.speed, left, note]
         self.log.info(", ".join(filter(None, parts)))
-
-    def row(self, cells: Sequence[str]) -> None:
-        named = zip_longest(self.columns, cells, fillvalue="")
-        texts = [f"{name} {cell}".strip() for name, cell in named if cell]
-        self.log.info(f"{self.description}: {'  '.join(texts)}")
 
     def expect(self, seconds: float) -> None:
         self._pace.expected = seconds

@@ -392,9 +392,7 @@ class _StepLog(PassedOn):
         self._log.detail(message)
 
     @contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
         if total and unit in ("evaluations", "steps"):
             yield _StepProgress(self._course, self._step, total)
         else:

@@ -38,9 +38,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-COLUMNS = ("step", "removed at", "", "score")
-
-
 def test_at_most_a_line_every_five_seconds_and_one_at_the_end(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     with ConsoleLog().progress("scoring", 100, "samples") as progress:
         for step in range(100):
@@ -68,26 +65,12 @@ def test_a_failed_task_does_not_say_it_ended(capsys: pytest.CaptureFixture[str])
 
 def test_quiet(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     log = ConsoleLog(quiet=True)
-    with log.progress("x", 3, "steps", COLUMNS) as progress:
+    with log.progress("x", 3, "steps") as progress:
         clock.now += 60
-        progress.row(["1"])
         progress.set_total(2)
         progress.advance()
     log.info("nothing")
     assert capsys.readouterr().err == ""
-
-
-def test_rows_stay_on_a_terminal_whatever_ends_the_task(
-    capsys: pytest.CaptureFixture[str], terminal: Callable[..., Any]
-) -> None:
-    terminal("stderr")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        ConsoleLog().progress("circuit", 9, "evaluations", ("step", "head")) as progress,
-    ):
-        progress.row(["1/4", "7"])
-        raise KeyboardInterrupt
-    assert "circuit: step 1/4  head 7" in capsys.readouterr().err
 
 
 def test_a_dumb_terminal_has_no_bar(
@@ -98,30 +81,6 @@ def test_a_dumb_terminal_has_no_bar(
     with ConsoleLog().progress("x", 1, "steps") as progress:
         progress.advance()
     assert capsys.readouterr().err == "x: 1/1 steps, 0.0 s\n"
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
-    with ConsoleLog().progress("circuit", 40, "evaluations", COLUMNS) as progress:
-        progress.row(["1/3", "blocks.2.attn", "first", "0.9120"])
-        clock.now += 1
-        progress.advance(4)
-        progress.row(["2/3", "blocks.0\x1b[2J.attn", "", "0.9"])
-        progress.set_total(20)
-        clock.now += 4
-        progress.advance(4)
-    with ConsoleLog().progress("plain", 1, "steps") as progress:
-        progress.row(["no", "columns"])
-    assert capsys.readouterr().err == (
-        "circuit: step 1/3  removed at blocks.2.attn  first  score 0.9120\n"
-        "circuit: step 2/3  removed at blocks.0\\x1b[2J.attn  score 0.9\n"
-        "circuit: 8/20 evaluations, 5.0 s, about 12 s left\n"
-        "circuit: 8/20 evaluations, 5.0 s\n"
-        "plain: no  columns\n"
-        "plain: 0/1 steps, 0.0 s\n"
-    )
 
 
 @pytest.mark.fault(73)
@@ -178,9 +137,9 @@ LIVE = """
 import sys
 from hydractl.cli.console import ConsoleLog
 log = ConsoleLog()
-with log.progress("circuit", 100, "evaluations", ("step", "removed at", "score")) as progress:
+with log.progress("circuit", 100, "evaluations") as progress:
     for step in range(1, 13):
-        progress.row([f"{step}/12", f"blocks.{step}.attn[red]", "0." + "1" * 4])
+        log.info(f"circuit: step {step}/12  removed at blocks.{step}.attn[red]  score 0.1111")
         progress.advance(5)
         if step == 11:
             log.info("a line above\\x1b[2J")

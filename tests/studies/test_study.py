@@ -193,9 +193,7 @@ class Shown(Log):
         self.lines.append(message)
 
     @contextmanager
-    def progress(
-        self, description: str, total: int | None, unit: str, columns: Sequence[str] = ()
-    ) -> Iterator[Progress]:
+    def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
         shown = self.bars
         shown[description] = 0
 
