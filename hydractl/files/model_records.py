@@ -61,7 +61,7 @@ class TrainingRecord(Record):
     """Number of training samples, where it is known."""
     n_val: Count | None = None
     """Number of validation samples, where it is known."""
-    epochs: Sequence[EpochRecord] | None = optional("Its epochs in order; of a long training about 60 of them.")
+    epochs: Sequence[EpochRecord] | None = optional("Its epochs in order.")
 
     @property
     def kept(self) -> EpochRecord | None:

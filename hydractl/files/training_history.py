@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -12,9 +11,6 @@ from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
 from hydractl.files.results import Count, Number, Record, optional
-
-_POINTS = 60
-"""About how many epochs of a history are kept in a record."""
 
 
 class _SoundEpoch(EpochRecord):
@@ -159,18 +155,8 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
         kept_epoch=training.kept_epoch,
         n=_samples_of(seen, training.train),
         n_val=_samples_of(seen, training.val),
-        epochs=_thinned_out(training.history, training.kept_epoch),
+        epochs=training.history,
     )
-
-
-def _thinned_out(history: Sequence[EpochRecord], kept: int | None) -> list[EpochRecord]:
-    """Return about ``_POINTS`` evenly spread epochs of a history, always including the kept and the last epoch."""
-    step = math.ceil(len(history) / _POINTS)
-    epochs = []
-    for index, epoch in enumerate(history):
-        if index % step == 0 or epoch is history[-1] or epoch.epoch == kept:
-            epochs.append(epoch)
-    return epochs
 
 
 def epoch_text(epoch: EpochRecord) -> str:

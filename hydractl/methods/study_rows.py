@@ -29,24 +29,11 @@ class BySeeds:
 
 
 @dataclass(frozen=True)
-class ByOneTraining:
-    """A recipe: fuse the members that one training leaves, with nothing averaged.
-
-    Attributes:
-        ensemble: the value of ``--ensemble`` of this ``finetune``.
-        options: its further options, by name.
-    """
-
-    ensemble: MethodOptions
-    options: Mapping[str, object] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class ByTraining:
-    """A recipe: take the one model that a training, or a method without one, leaves.
+    """A recipe: take the one model that a training, or a method without one, leaves; or fuse its several members.
 
     Attributes:
-        ensemble: the value of ``--ensemble`` of this ``finetune``.
+        ensemble: the value of ``--ensemble`` of this ``finetune``; members are fused with nothing averaged.
         options: its further options, by name.
     """
 
@@ -65,7 +52,7 @@ class AsMeasured:
     options: Mapping[str, object]
 
 
-Recipe = BySeeds | ByOneTraining | ByTraining | AsMeasured
+Recipe = BySeeds | ByTraining | AsMeasured
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ Network = Any
 KEY = "laplace"
 """The key in :attr:`hydractl.files.description.Description.extra`, and in the names of tensors and modules."""
 START = f"{BESIDE}{KEY}."
-_PARTS = ("basis", "spread", "outer")
+_PARTS = ("basis", "spread", "outer")  # the arguments of Posterior
 _BROKEN = "the checkpoint holds a broken Laplace posterior"
 _AGAIN = "write it again: hydractl finetune MODEL --train SPEC --ensemble laplace"
 
@@ -102,11 +102,6 @@ class LastLayer:
     weight: Tensor
     bias: Tensor | None
 
-    @property
-    def name(self) -> str:
-        """The attribute name of the posterior in its owner."""
-        return _name_in_owner(self.tower)
-
 
 def _name_in_owner(tower: str) -> str:
     """Return the attribute name of a tower's posterior in the module that holds it, e.g. ``laplace_image``."""
@@ -138,10 +133,7 @@ def heads_of(model: Network, hint: str | None = None) -> list[list[nn.Linear]]:
             if isinstance(module, nn.Linear) and model.family.has_role(f"{name}.weight", "head"):
                 heads.append(module)
         if not heads:
-            raise UsageError(
-                f"{model.description.arch} has no linear classifier that its family names",
-                hint=hint,
-            )
+            raise UsageError(f"{model.description.arch} has no linear classifier that its family names", hint=hint)
         heads_of_members.append(heads)
     return heads_of_members
 
@@ -190,11 +182,8 @@ def attach_posteriors(model: Network, tensors: TensorSource) -> None:
     """
     for member, layers in enumerate(last_layers(model)):
         for layer in layers:
-            basis = _read_part(tensors, member, layer, "basis")
-            spread = _read_part(tensors, member, layer, "spread")
-            outer = _read_part(tensors, member, layer, "outer")
-            posterior = Posterior(basis, spread, outer)
-            layer.owner.add_module(layer.name, posterior)
+            parts = [_read_part(tensors, member, layer, part) for part in _PARTS]
+            layer.owner.add_module(_name_in_owner(layer.tower), Posterior(*parts))
             is_classifier = len(layers) == 1  # a model that compares two towers has a layer in each
             if is_classifier:  # the hook scales the logits as soon as the layer has computed them
                 layer.owner.register_forward_hook(_scale_logits)

@@ -12,7 +12,7 @@ from functools import partial
 from hydractl.errors import InputError
 from hydractl.expressions.models import ModelRef
 from hydractl.methods import rows_of_methods
-from hydractl.methods.study_rows import MEMBERS, AsMeasured, ByOneTraining, BySeeds, ByTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, AsMeasured, BySeeds, ByTraining, StudyRow
 from hydractl.studies.plan import Plan, Row, half
 from hydractl.studies.scale import THREE
 
@@ -178,13 +178,12 @@ def asked_for(names: Collection[str]) -> dict[str, RowKind]:
 def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
     """Add the row that an ensemble method declares to the plan, with the steps that its recipe asks for.
 
-    ============================  =======================================================
+    ============================  ==========================================================================
     ``BySeeds``                   several trainings with different seeds, then fused
-    ``ByOneTraining``             one training that leaves several members, then fused
-    ``ByTraining`` that trains    one training that leaves one file
+    ``ByTraining`` that trains    one training that leaves one file, or several members, which are then fused
     ``ByTraining`` that does not  one file that is made without a training, e.g. laplace
     ``AsMeasured``                no file; ``eval`` measures the model with other options
-    ============================  =======================================================
+    ============================  ==========================================================================
     """
     name = declared.name
     heads_of_sites = list(plan.heads.values())  # by attention layer, the number of its heads
@@ -198,7 +197,7 @@ def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
             members = plan.trained_by_seeds(name, options)
             plan.add_fused(name, members, merge=_NOTHING_AVERAGED)
         # One training that leaves several members, which are fused. The training has taken the name of the row.
-        case ByOneTraining(ensemble, options):
+        case ByTraining(ensemble, options) if ensemble.models() is not None:
             members = plan.trained(name, {"ensemble": ensemble, **options}, members=MEMBERS)
             plan.add_fused(name, members, merge=_NOTHING_AVERAGED, file=f"{name}.fused")
         # One training that leaves one file.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -220,11 +219,10 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
             members.append(request.of_member(model, path, index))
 
     # The name of a member is that of its file, which no other member may have.
-    times = Counter(member.name for member in members)
-    repeated = sorted(name for name in times if times[name] > 1)
-    if repeated:
-        names = ", ".join(repeated)
-        raise UsageError(f"several trainings would write {names}", hint="give MODELs with different file names")
+    names = [member.name for member in members]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"several trainings would write {name}", hint="give MODELs with different file names")
     return members
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.methods.base import TogetherOptions, argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 
 if TYPE_CHECKING:
     from hydractl.training.members import MemberMaker
@@ -41,5 +41,5 @@ METHOD = Method(
     "masksembles",
     MasksemblesOptions,
     # Members are close to each other, and merging would average their MLPs.
-    rows=(StudyRow("masksembles", ByOneTraining(MasksemblesOptions(MEMBERS, 2.0)), place=9),),
+    rows=(StudyRow("masksembles", ByTraining(MasksemblesOptions(MEMBERS, 2.0)), place=9),),
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hydractl.errors import UsageError
 from hydractl.methods.base import FinetuneRequest, argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 from hydractl.training.checkpointing import Saved
 from hydractl.training.course import Course, CourseMaker, LeftModel, ScheduleOptions, rate_share, warmup_steps
 from hydractl_more_methods.collecting import CollectingOptions
@@ -155,5 +155,5 @@ class Cycles(Course):
 METHOD = Method(
     "snapshots",
     SnapshotsOptions,
-    rows=(StudyRow("snapshots", ByOneTraining(SnapshotsOptions(MEMBERS)), place=4),),
+    rows=(StudyRow("snapshots", ByTraining(SnapshotsOptions(MEMBERS)), place=4),),
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hydractl.methods.base import argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 from hydractl_more_methods.swa import AveragingOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SwagOptions(AveragingOptions):
 
 
 # The draws lie so close together that merging their MLPs would average them back to the mean.
-_OF_A_STUDY = ByOneTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"})
+_OF_A_STUDY = ByTraining(SwagOptions(MEMBERS, 20, 0.5, 20), {"schedule": "constant"})
 
 METHOD = Method(
     "swag",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hydractl.methods.base import TogetherOptions
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 
 
 @dataclass(frozen=True)
@@ -29,5 +29,5 @@ class ClassifiersOptions(TogetherOptions):
 METHOD = Method(
     "classifiers",
     ClassifiersOptions,
-    rows=(StudyRow("heads", ByOneTraining(ClassifiersOptions(MEMBERS)), place=10, needs_classifier=True),),
+    rows=(StudyRow("heads", ByTraining(ClassifiersOptions(MEMBERS)), place=10, needs_classifier=True),),
 )

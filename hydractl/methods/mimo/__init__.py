@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hydractl.methods.base import TogetherOptions, argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ class MimoOptions(TogetherOptions):
 METHOD = Method(
     "mimo",
     MimoOptions,
-    rows=(StudyRow("mimo", ByOneTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True, needs_images=True),),
+    rows=(StudyRow("mimo", ByTraining(MimoOptions(MEMBERS)), place=9, needs_classifier=True, needs_images=True),),
 )

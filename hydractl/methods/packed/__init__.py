@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from hydractl.methods.base import TogetherOptions, argument
 from hydractl.methods.method import Method
-from hydractl.methods.study_rows import MEMBERS, ByOneTraining, StudyRow
+from hydractl.methods.study_rows import MEMBERS, ByTraining, StudyRow
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class PackedOptions(TogetherOptions):
     alpha: Fraction | float = argument("ALPHA", Fraction, at_least=1, at_most=99)
 
 
-def _from_scratch(heads: int) -> ByOneTraining:
+def _from_scratch(heads: int) -> ByTraining:
     """Return the recipe of a training from random weights.
 
     Alpha is the paper's 2, or close to it if members would not have a whole number of heads.
@@ -39,7 +39,7 @@ def _from_scratch(heads: int) -> ByOneTraining:
     heads_of_member = round(heads * 2 / 3)  # alpha / M
     heads_of_all = max(1, heads_of_member) * MEMBERS
     alpha = Fraction(heads_of_all, heads)
-    return ByOneTraining(
+    return ByTraining(
         ensemble=PackedOptions(MEMBERS, alpha),
         options={"init": "random"},
     )
