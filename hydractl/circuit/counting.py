@@ -33,16 +33,14 @@ class Values:
     tasks: Sequence[int] = (0,)
 
 
-def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Values:
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, tasks: Sequence[int] = (0,)) -> Values:
     """Return the OOD scores, the number of correct samples and the NLL of one batch, computed in float64.
 
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
         ood_score: a name of :data:`hydractl.metrics.ood.OOD_SCORES`.
-
-    Returns:
-        The results of the batch, with the tasks of a search that has only task 0.
+        tasks: the indices of the tasks that the samples belong to.
 
     Raises:
         NonFiniteError: a logit is NaN or infinite.
@@ -54,7 +52,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
     # The OOD score of each sample.
     scores = OOD_SCORES[ood_score](members)
     if labels is None:
-        return Values(False, scores)
+        return Values(False, scores, tasks=tasks)
 
     # How many ID samples are right, and their loss in whole units.
     samples = np.arange(len(labels))
@@ -66,6 +64,7 @@ def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str) -> Valu
         scores=scores,
         correct=int((predicted == labels).sum()),
         nll=int(nll_in_units.astype(np.int64).sum()),
+        tasks=tasks,
     )
 
 

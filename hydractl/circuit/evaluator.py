@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -310,8 +310,7 @@ class Evaluator:
         """
         logits = self._logits_from_reads(batch, read, classes)
         search_batch = self.batches[batch]
-        values = values_of(logits, search_batch.labels, self.ood_score)
-        return replace(values, tasks=search_batch.tasks)
+        return values_of(logits, search_batch.labels, self.ood_score, search_batch.tasks)
 
     def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch, only the columns of the classes of its tasks."""

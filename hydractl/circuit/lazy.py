@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -39,13 +39,6 @@ USUALLY_ASKED = 2
 
 Steps of the models it was tried on evaluated 1.4 to 1.7.
 """
-
-
-class _ForecastError(NamedTuple):
-    """The score of an evaluation minus its forecast, and the step in which the head was evaluated."""
-
-    step: int
-    error: float
 
 
 @dataclass
@@ -109,8 +102,8 @@ class Lazy(GreedySearch):
         self._slopes: dict[tuple[CandidateHead, ...], Slopes] = {}
         self._slopes_step = 0
 
-        # For each objective and head, how far its forecast was off when the head was last evaluated.
-        self._forecast_errors: dict[tuple[str, CandidateHead], _ForecastError] = {}
+        # For each objective and head, the score minus the forecast when the head was last evaluated with these slopes.
+        self._forecast_errors: dict[tuple[str, CandidateHead], float] = {}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
         """Return how many evaluations to expect from a step on; objectives that ask for different heads need more."""
@@ -202,8 +195,7 @@ class Lazy(GreedySearch):
         """Return the score without a head if it has been counted, else its forecast plus the last forecast error."""
         if head in this_step.counted:
             return this_step.known[head].counts.score(objective)
-        forecast_score = this_step.forecasts[objective][head]
-        return forecast_score + self._last_forecast_error(objective, head)
+        return this_step.forecasts[objective][head] + self._forecast_errors.get((objective, head), 0.0)
 
     def _count(self, this_step: _LazyStep, head: CandidateHead) -> None:
         """Add the counts without a head to a step, from the journal or by evaluating it now."""
@@ -267,16 +259,10 @@ class Lazy(GreedySearch):
             group: the objectives that have removed the same heads.
             step: the number of the step, from 1.
         """
-        # Drop slopes of an older step.
-        steps_since_slopes = (step - 1) % self.every
-        slopes_step = step - steps_since_slopes
-        if slopes_step != self._slopes_step:
-            self._slopes.clear()
-            self._slopes_step = slopes_step
-
         # The model at which the slopes are computed, and the slopes that are known for it.
+        self._drop_older_slopes(step)
         removed = self.rankings[group[0]].removed
-        removed_then = removed[: slopes_step - 1]  # each step before has removed one head
+        removed_then = removed[: self._slopes_step - 1]  # each step before has removed one head
         model_then = tuple(sorted(removed_then))
 
         # Objectives need different quantities, so known slopes may lack some of them.
@@ -294,28 +280,31 @@ class Lazy(GreedySearch):
             self.evaluator.go_to_model_without(removed)
         return self._slopes[model_then]
 
-    def _last_forecast_error(self, objective: str, head: CandidateHead) -> float:
-        """Return the score minus the forecast of a head when it was last evaluated; 0 if it was never evaluated.
+    def _drop_older_slopes(self, step: int) -> None:
+        """Drop the slopes of an older step than this one forecasts with, and the errors of the forecasts from them.
 
-        It is also 0 if slopes have been computed anew since, except for heads of the label tower, which have no slopes.
+        Heads of the label tower have no slopes: the errors of their forecasts stay.
         """
-        last = self._forecast_errors.get((objective, head))
-        if last is None:
-            return 0.0
-        slopes_are_newer = last.step < self._slopes_step
-        if slopes_are_newer and not self.evaluator.reads_labels(head.site):
-            return 0.0
-        return last.error
+        steps_since_slopes = (step - 1) % self.every
+        slopes_step = step - steps_since_slopes
+        if slopes_step == self._slopes_step:
+            return
+        self._slopes_step = slopes_step
+        self._slopes.clear()
+        for objective, head in list(self._forecast_errors):
+            if not self.evaluator.reads_labels(head.site):
+                del self._forecast_errors[objective, head]
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _note_forecast_errors(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, Trial]) -> None:
         """Remember how far the forecasts of the evaluated heads were off, for each objective of a group."""
+        self._drop_older_slopes(step)
         for head, evaluation in evaluations.items():
             errors = evaluation.forecast_errors
             assert errors is not None
             for objective in group:
-                self._forecast_errors[objective, head] = _ForecastError(step, errors[objective])
+                self._forecast_errors[objective, head] = errors[objective]
 
     def _winners_in_journal(self, group: list[str], step: int) -> dict[str, Trial] | None:
         """Return the winners of a step if the journal has all of them, and also note how far its forecasts were off."""

@@ -198,15 +198,16 @@ class GreedySearch:
         """Choose the best candidate of all processes for each objective.
 
         Args:
-            trials: for each objective the trials of this process.
+            trials: for each objective the trials of this process, which may have none.
 
         Returns:
             The winner of each objective, the same in all processes.
         """
-        # Send only the best trial to the other processes; a process may have none.
-        best_here = {objective: best_first(objective, its_trials)[:1] for objective, its_trials in trials.items()}
-        best_of_all = self._gather_by_objective(best_here)
-        return {objective: best_first(objective, best_of_all[objective])[0] for objective in trials}
+        winners = {}
+        for objective, its_trials in trials.items():
+            best_here = best_first(objective, its_trials)[:1]
+            winners[objective] = best_first(objective, self._trials_across_processes(best_here))[0]
+        return winners
 
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
         """Return the race of one step: the candidates of this process, of which one wins for each objective.
@@ -263,37 +264,22 @@ class GreedySearch:
     # --- several processes --------------------------------------------------------------------------------------------
 
     def _dealt_to_this_process(self, left: Sequence[CandidateHead]) -> list[CandidateHead]:
-        """Return the candidates that this process evaluates, in model order.
+        """Return the candidates that this process evaluates, in model order: they are dealt out one by one.
 
-        They are dealt out in model order, where a candidate costs as much as the one before or less, and every second
-        round backwards, so that no process gets the dearer ones: of six, two processes get the first, fourth and fifth,
-        and the others. Every process deals in the same way, so nothing has to be exchanged.
+        A candidate costs as much as the one before or less, so no process gets more than one dear one more than others.
+        Every process deals in the same way, so nothing has to be exchanged.
         """
-        processes = self.processes.size
-        dealt_here = []
-        for index, head in enumerate(sorted(left)):
-            deal, rank = divmod(index, processes)
-            if deal % 2 == 1:
-                rank = processes - 1 - rank
-            if rank == self.processes.rank:
-                dealt_here.append(head)
-        return dealt_here
+        return sorted(left)[self.processes.rank :: self.processes.size]
 
-    def _gather_by_objective(self, trials_here: Mapping[str, Sequence[Trial]]) -> dict[str, list[Trial]]:
-        """Return the trials of all processes for each objective, in the order of the processes.
+    def _trials_across_processes(self, trials_here: Sequence[Trial]) -> list[Trial]:
+        """Return the trials of all processes, in the order of the processes; every process returns the same.
 
         A trial is a head and what was counted without it. Processes exchange trials as JSON records.
         """
-        records_here = {objective: list(map(asdict, trials)) for objective, trials in trials_here.items()}
-        trials_of_all: dict[str, list[Trial]] = {objective: [] for objective in trials_here}
-        for records_of_process in self.processes.gather(records_here):
-            for objective, trials in trials_of_all.items():
-                trials += map(trial_from_record, records_of_process.get(objective, []))
-        return trials_of_all
-
-    def _trials_across_processes(self, trials_here: Sequence[Trial]) -> list[Trial]:
-        """Return the trials of all processes, in the order of the processes; every process returns the same."""
-        return self._gather_by_objective({"": trials_here})[""]
+        trials: list[Trial] = []
+        for records_of_process in self.processes.gather(list(map(asdict, trials_here))):
+            trials += map(trial_from_record, records_of_process)
+        return trials
 
 
 def objectives_by_removed_heads(
