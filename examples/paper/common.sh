@@ -378,27 +378,28 @@ predicted() {
   step "$file" hydractl eval "$model" "$@" --test "$TEST" $OOD $LENGTH $EVALUATION --resume --predictions "$file"
 }
 
-# measure NAME ROW=MODEL...: these rows, as $OUT/NAME.json. Each model of them is run once, for all tables: its
-# predictions are kept in $OUT/predictions. Of MODEL+MODEL+... those of each are.
+# measure NAME ROW=MODEL...: these rows, as $OUT/NAME.json. Each MODEL is run once, for all tables: its predictions are
+# kept in $OUT/predictions.
 measure() {
   measured_as=$1
   shift
   stored=
   for row in "$@"; do
-    files=
-    for model in $(printf '%s' "${row#*=}" | tr + ' '); do
-      file=$model
-      case $model in
-        *.pred.st) ;;
-        *)
-          file=${model#"$OUT/"}
-          file=$OUT/predictions/$(printf '%s' "${file%.st}" | tr -c 'A-Za-z0-9.-' _).pred.st
-          predicted "$file" "$model"
-          ;;
-      esac
-      files=$files+$file
-    done
-    stored="$stored ${row%%=*}=${files#+}"
+    model=${row#*=}
+    case $model in
+      *.pred.st) file=$model ;;
+      *)
+        # The file has the names of all members.
+        members=
+        for member in $(printf '%s' "$model" | tr + ' '); do
+          member=${member#"$OUT/"}
+          members=$members+${member%.st}
+        done
+        file=$OUT/predictions/$(printf '%s' "${members#+}" | tr -c 'A-Za-z0-9.-' _).pred.st
+        predicted "$file" "$model"
+        ;;
+    esac
+    stored="$stored ${row%%=*}=$file"
   done
   step "$OUT/$measured_as.json" hydractl eval $stored $BOOTSTRAP -o "$OUT/$measured_as.json"
 }

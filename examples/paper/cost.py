@@ -252,6 +252,7 @@ class Counter:
         self.steps: dict[str, Step] = {}
         self.rows: dict[tuple[str, str], list[Model]] = {}
         self._models: dict[str, Model] = {}
+        self._predicted: dict[str, list[Model]] = {}  # by the file of stored predictions: who made them
 
     def count(self, script: str) -> dict[str, Step]:
         """Count the steps of a script, and return them by the file that each makes."""
@@ -382,8 +383,11 @@ class Counter:
         models = []  # those that run here
         for word in words[2:end]:
             name, _, files = word.rpartition("=")
-            rows[name] = [self._model(file) for file in files.split("+")]
-            models += [self._model(file) for file in files.split("+") if not file.endswith(".pred.st")]
+            if files in self._predicted:
+                rows[name] = self._predicted[files]
+            else:
+                rows[name] = [self._model(file) for file in files.split("+")]
+                models += rows[name]
         if "--predictions" not in words:
             self.rows.update({(data, name): of_row for name, of_row in rows.items()})
         if not models:
@@ -400,11 +404,10 @@ class Counter:
         if len(models) == passes == models[0].runs and models[0].tower.heads == 12 and data != "clip":
             name = f"{NAMES[data]}: predictions of the whole model"
         if "--predictions" in words:
-            (model,) = models
-            runs = replace(model, runs=model.runs * passes)
-            self._models[output] = runs
+            self._predicted[output] = [replace(model, runs=model.runs * passes) for model in models]
         operations = 2 * passes * samples * sum(model.macs() for model in models)
-        disk = 4 * samples * classes * passes * models[0].members if "--predictions" in words else 0
+        members = passes * sum(model.members for model in models)
+        disk = 4 * samples * classes * members if "--predictions" in words else 0
         memory = max(answer_memory(model, int(option(words, "--batch-size"))) for model in models)
         return Step("prediction", name, operations, memory, disk)
 
