@@ -29,7 +29,6 @@ from hydractl.api.options import (
 )
 from hydractl.api.values import Data, NamedData, Texts
 from hydractl.api.verb import verb
-from hydractl.metrics.ood_scores import OF_STUDY
 from hydractl.metrics.requested import Threshold
 from hydractl.options.call import checking
 from hydractl.options.signature import opt
@@ -44,9 +43,6 @@ in_study = partial(opt, group="Study")
 
 ROWS = ("default", *KINDS)
 """Names of ``--rows``."""
-
-_FURTHER_SCORES = ("vilu-scaled", "mcm")
-"""Scores on class texts, of zero-shot models, that are chosen from only where they are named."""
 
 
 @verb("study", writes="folder")
@@ -103,13 +99,6 @@ def study(
         "Samples of --train that OOD scores on features are fitted to, every Nth; 0 leaves these scores out [samples]",
         default=5000,
         at_least=0,
-    ),
-    ood_score: Texts = in_study(
-        f"Further OOD scores of zero-shot models: {', '.join(_FURTHER_SCORES)} [default: all on logits, and of those "
-        f"on features {', '.join(OF_STUDY)}]",
-        default=(),
-        choices=_FURTHER_SCORES,
-        split=True,
     ),
     epochs: int = in_study("Epochs of rows that are trained [epochs]", default=3, at_least=1),
     lr: float | Sequence[float] = in_study(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from hydractl.files.model_records import Calibration
+from hydractl.files.study_answer import ChoiceRecord
 from hydractl.metrics.ood_scores import HEDGE
 from hydractl.studies.measured_rows import MeasuredRow, fitted_temperature, measure_row
 from hydractl.studies.plan import Plan, Row
@@ -111,6 +112,19 @@ class Chosen:
         """The rule of the choice in words, with its limits filled in."""
         return RULE.format(drop=self.plan.request.max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND)
 
+    @property
+    def record(self) -> ChoiceRecord:
+        """The choice, as the answer of the study has it."""
+        return ChoiceRecord(
+            row=self.taken.row,
+            score=self.taken.score,
+            rule=self.rule,
+            telling=self.choice.telling,
+            blind=self.choice.blind,
+            n=len(self.rows[SINGLE].inside),
+            stability=self.choice.stability,
+        )
+
     def document(self) -> dict[str, object]:
         """Return the JSON document of the choice (``hydractl.study-choice/2``), which needs only validation data.
 
@@ -122,15 +136,10 @@ class Chosen:
         taken = self.taken
         return {
             "schema": "hydractl.study-choice/2",
-            "rule": self.rule,
-            "row": taken.row,
-            "score": taken.score,
+            **self.record.to_dict(),
             "temperature": self.rows[taken.row].temperature,
-            "telling": self.choice.telling,
-            "blind": self.choice.blind,
             "rivals": self.rivals_of(taken),
             "ladder": [asdict(rung) for rung in self.ladder],
-            "stability": self.choice.stability.to_dict(),
             "candidates": [self._candidate_document(candidate) for candidate in self.choice.evidence.candidates],
         }
 

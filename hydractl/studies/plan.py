@@ -392,7 +392,7 @@ class Plan:
             return {}
         arguments = dict(self.fitted)
         # Hedge is what the single model is used with if no OOD samples can choose a score. It is the first row.
-        if "train" in arguments and row is self.rows[0]:
+        if row is self.rows[0]:
             names = self.fitted["ood_score"]
             assert isinstance(names, list)
             arguments["ood_score"] = [*names, HEDGE]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from hydractl.expressions.data_sets import AUTO, DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
-from hydractl.jsonio import Document
 from hydractl.metrics.requested import Threshold
 from hydractl.options.signature import OF_A_TERMINAL
 
@@ -33,28 +32,20 @@ _OF_A_RUN = {"model", "output", "force", "device", "workers", "batch_size", "tim
 """The options that do not change what a study finds, or that the plan keeps in another way."""
 
 
-def decisive_settings(values: Options) -> Options:
-    """Return, by name, the options that decide what a study finds, in a form that JSON can hold.
+def decisive_settings(values: Options) -> dict[str, str | list[str]]:
+    """Return, by name, the options that decide what a study finds, as one writes them.
 
-    They are written with its plan, so that a study goes on only where they are the same. Options that say how it runs,
-    such as ``device``, are missing.
+    They are kept with its plan, so that a study goes on only where they are the same. Options that say how it runs,
+    such as ``device``, are missing, and those without a value.
 
     Args:
         values: the values of all its options, by name.
     """
-    decisive = {}
+    decisive: dict[str, str | list[str]] = {}
     for name, value in values.items():
-        if name in _OF_A_RUN or name in OF_A_TERMINAL:
+        if value is None or name in _OF_A_RUN or name in OF_A_TERMINAL:
             continue
-        # Data sets, files and thresholds as they were written on the command line.
-        if isinstance(value, list):
-            value = [item.text if isinstance(item, OodSet) else item for item in value]
-        if isinstance(value, DataSpec | Document | Threshold):
-            value = value.text
-        # One learning rate is a number; only several are a list.
-        if name == "lr" and isinstance(value, list) and len(value) == 1:
-            (value,) = value
-        decisive[name] = value
+        decisive[name] = [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
     return decisive
 
 
@@ -72,7 +63,6 @@ class StudyRequest:
         search_samples: samples of each set in the search; None for half of the validation data.
         approx: the approximation of the search; None for an exact one.
         fit_samples: training samples that OOD scores on features are fitted to.
-        ood_score: further OOD scores to choose from.
         epochs, lr: of rows that are trained.
         threshold: of ``best.st``, by a share of ID samples.
         bootstrap: resamples for intervals.
@@ -95,7 +85,6 @@ class StudyRequest:
     search_samples: int | None
     approx: str | None
     fit_samples: int
-    ood_score: Sequence[str]
     epochs: int
     lr: Sequence[float]
     threshold: Threshold

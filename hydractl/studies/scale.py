@@ -12,9 +12,6 @@ THREE = ("acc", "ood", "avg")
 NEED_THREE = {"whole-three", "circuits", "circuits-tuned"}
 """The rows that need circuits for three objectives."""
 
-_FEWEST_SAMPLES = 150
-"""The number of samples of each set in the smallest search."""
-
 
 @dataclass(frozen=True)
 class Scale:
@@ -45,29 +42,17 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     rows that need further searches; 150 samples. Cuts that change nothing are left out.
     """
     yield scale
-
-    # First approximate the search, then take fewer samples for it; None stands for an exact search, and all samples.
+    dear_rows = [name for name in scale.rows if name in NEED_THREE | {"whole-late"}]
+    other_rows = [name for name in scale.rows if name not in dear_rows]
+    cuts: list[tuple[str, dict[str, Any]]] = []
     if scale.approx is None:
-        scale = _cut(scale, "the search is approximated (lazy:8)", approx="lazy:8")
-        yield scale
-    for samples in (1000, 400):
+        cuts.append(("the search is approximated (lazy:8)", {"approx": "lazy:8"}))
+    for samples in (1000, 400, 150):
+        # Before the last, leave out the rows that need another search, or a search for three objectives.
+        if samples == 150 and dear_rows:
+            cuts.append((f"the rows {', '.join(dear_rows)} are left out", {"rows": other_rows}))
         if scale.samples is None or scale.samples > samples:
-            scale = _cut(scale, f"the search takes {samples} samples of each set", samples=samples)
-            yield scale
-
-    # Then leave out the rows that need another search, or a search for three objectives.
-    rows_of_dear_searches = NEED_THREE | {"whole-late"}
-    left_out = [name for name in scale.rows if name in rows_of_dear_searches]
-    if left_out:
-        kept_rows = [name for name in scale.rows if name not in rows_of_dear_searches]
-        scale = _cut(scale, f"the rows {', '.join(left_out)} are left out", rows=kept_rows)
+            cuts.append((f"the search takes {samples} samples of each set", {"samples": samples}))
+    for text, changes in cuts:
+        scale = replace(scale, **changes, cut=[*scale.cut, text])
         yield scale
-
-    # At last take the fewest samples.
-    if scale.samples is None or scale.samples > _FEWEST_SAMPLES:
-        yield _cut(scale, f"the search takes {_FEWEST_SAMPLES} samples", samples=_FEWEST_SAMPLES)
-
-
-def _cut(scale: Scale, text: str, **changes: Any) -> Scale:
-    """Return a smaller scale, which says what was left out."""
-    return replace(scale, **changes, cut=[*scale.cut, text])

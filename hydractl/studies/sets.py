@@ -317,27 +317,24 @@ def _leave_out_repeats(sets: StudySets) -> None:
     val = sets.val
 
     # Samples of --val that are training samples, too: their digests, and an error if they are more than half of it.
-    training_digests: set[str] = set()
+    training_digests: Iterable[str] = ()
+    shared_with_train = 0
     if sets.train is not None:
         shared = shared_samples(val, sets.train)
-        if 2 * shared.of_first > len(val.dataset):
+        shared_with_train = shared.of_first
+        if 2 * shared_with_train > len(val.dataset):
             raise InputError(str(shared), hint="give a validation set of its own with --val")
         if shared:
-            training_digests.update(sets.train.dataset.sample_fingerprints())
+            training_digests = sets.train.dataset.sample_fingerprints()
             sets.notes.append(f"{shared}, and left out of --val")
 
-    # The indices in --val of samples that are in both halves.
-    left_out = _indices_repeated_across_halves(val.dataset)
-    if left_out:
+    # What remains must be enough to fit temperatures to, which takes the second half: the samples with odd indices.
+    left_out = _indices_to_leave_out(val, training_digests)
+    in_both_halves = len(left_out) - shared_with_train
+    if in_both_halves:
         sets.notes.append(
-            f"{len(left_out)} samples of --val are in one half of it and again in the other, and left out there"
+            f"{in_both_halves} samples of --val are in one half of it and again in the other, and left out there"
         )
-
-    # The indices of the training samples are left out with them. What remains must be enough to fit temperatures to,
-    # which takes the second half: the samples with odd indices.
-    digests = val.dataset.sample_fingerprints()
-    left_out.update(index for index, digest in enumerate(digests) if digest in training_digests)
-    _check_halves(val, left_out)
     labels = val.dataset.labels
     assert labels is not None  # --val needs labels
     second_half = [index for index in range(1, len(labels), HALVES) if index not in left_out]
@@ -348,9 +345,7 @@ def _leave_out_repeats(sets: StudySets) -> None:
     for ood_set in sets.request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is not None:
-            repeated = _indices_repeated_across_halves(given_set.dataset)
-            _check_halves(given_set, repeated)
-            ood_set = ood_set.with_spec(_without(ood_set.spec, repeated))
+            ood_set = ood_set.with_spec(_without(ood_set.spec, _indices_to_leave_out(given_set)))
         ood_val.append(ood_set)
     sets.request = replace(sets.request, val=_without(sets.request.val, left_out), ood_val=ood_val)
 
@@ -360,35 +355,39 @@ def _without(spec: DataSpec, indices: Iterable[int]) -> DataSpec:
     return DataSpec.of_option(spec.option, without_places(spec.text, indices), spec.held)
 
 
-def _indices_repeated_across_halves(dataset: Dataset) -> set[int]:
-    """Return the indices of samples that also occur earlier, in the other half; empty without any.
+def _indices_to_leave_out(given_set: GivenSet, elsewhere: Iterable[str] = ()) -> set[int]:
+    """Return the indices of samples that also occur earlier, in the other half, or elsewhere; empty without any.
 
     Samples with an even index are one half, those with an odd index the other. The half of the first occurrence keeps
     the sample: of the samples a, b, c, a (indices 0 to 3) the last one is repeated, of a, b, a none is.
-    """
-    half_that_keeps: dict[str, int] = {}  # by the digest of the sample
-    repeated = set()
-    for index, digest in enumerate(dataset.sample_fingerprints()):
-        half = index % HALVES
-        keeper = half_that_keeps.setdefault(digest, half)  # this half if the digest is new, else that of its first
-        if half != keeper:
-            repeated.add(index)
-    return repeated
 
-
-def _check_halves(given_set: GivenSet, left_out: set[int]) -> None:
-    """Check that both halves of a data set still have samples without those at the indices in ``left_out``.
+    Args:
+        given_set: the data set.
+        elsewhere: the digests of samples that neither half may have.
 
     Raises:
-        InputError: a half is empty.
+        InputError: a half has no sample left.
     """
-    indices_left = set(range(len(given_set.dataset))) - left_out
-    if len({index % HALVES for index in indices_left}) < HALVES:
+    neither = -1
+    half_that_keeps = dict.fromkeys(elsewhere, neither)  # by the digest of the sample
+    left_out = set()
+    halves_left = set()
+    digests = given_set.dataset.sample_fingerprints()
+    for index, digest in enumerate(digests):
+        half = index % HALVES
+        keeper = half_that_keeps.setdefault(digest, half)  # this half if the digest is new, else that of its first
+        if half == keeper:
+            halves_left.add(half)
+        else:
+            left_out.add(index)
+    if len(halves_left) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
+        count = len(digests) - len(left_out)
         raise InputError(
-            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(indices_left)} samples",
+            f"{given_set.option} is divided into halves, and one of them is empty: it has {count} samples",
             hint=f"give more samples with {flag}",
         )
+    return left_out
 
 
 # --- training data ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any
 from hydractl.files.header import read_header
 from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.study_answer import (
-    ChoiceRecord,
     DetectedRecord,
     LadderRungRecord,
     NextBestRecord,
@@ -114,7 +113,10 @@ class Tested(Chosen):
         against = self._against_single(aurocs_of_used, aurocs_of_single)
         by_test_set: Findings = {}
         if against.hardest is not None:
-            by_test_set = self._findings_by_set(aurocs_of_used, aurocs_of_single[against.hardest])
+            by_set = paired_differences(aurocs_of_single[against.hardest], aurocs_of_used)
+            for name, difference in by_set.items():
+                smaller_set = min(len(self._single.inside), len(self._single.outside[name]))
+                by_test_set[name] = _finding(difference, smaller_set)
         return Facts(
             ladder=self.ladder,
             differences_to_next=self._differences_to_next,
@@ -210,14 +212,6 @@ class Tested(Chosen):
             findings[score] = _finding(difference, self._single.smallest_set(AUROC))
         return against
 
-    def _findings_by_set(self, aurocs_of_used: Resampled, aurocs_of_rival: Resampled) -> Findings:
-        """Return, by the name of each test set, the finding for the AUROC of the rung to use minus a rival's."""
-        findings = {}
-        for name, difference in paired_differences(aurocs_of_rival, aurocs_of_used).items():
-            smaller_set = min(len(self._single.inside), len(self._single.outside[name]))
-            findings[name] = _finding(difference, smaller_set)
-        return findings
-
     # --- reasons and doubts -------------------------------------------------------------------------------------------
 
     def _sentences_of_doubt(self) -> list[str]:
@@ -295,17 +289,7 @@ class Tested(Chosen):
             stepped_down=self._final_index > 0,
         )
 
-        # What was chosen on validation data. "telling" and "blind" are the OOD validation sets with and without a vote.
         facts = self._facts()
-        choice = ChoiceRecord(
-            row=self.taken.row,
-            score=self.taken.score,
-            rule=self.rule,
-            telling=self.choice.telling,
-            blind=self.choice.blind,
-            n=len(self.rows[SINGLE].inside),
-            stability=self.choice.stability,
-        )
 
         # The rungs, each with its differences to the next one; the last rung has none.
         ladder = []
@@ -315,7 +299,7 @@ class Tested(Chosen):
             model=StudiedModelRecord(name=source.name, sha256=source.sha256, bytes=source.file_bytes),
             verdict=verdict(facts, use),
             use=use,
-            choice=choice,
+            choice=self.record,
             ladder=ladder,
             common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hydractl.data.opening import keeping_fingerprints
-from hydractl.errors import InputError, Interrupted, OutputError, UsageError
+from hydractl.errors import InputError, Interrupted, OutputError, refuse_options
 from hydractl.evaluation.inputs import keeping_batches
 from hydractl.expressions.data_sets import AUTO, OodSet
 from hydractl.files.atomic import Output, storing, write_bytes, write_json
@@ -19,7 +19,7 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.heads.mask import Site
 from hydractl.jsonio import differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
-from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT, needs_training_data
+from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT
 from hydractl.model.matching import only_one, sites_of
 from hydractl.model.source import Source, open_sources
 from hydractl.options.call import Call, filled
@@ -38,7 +38,7 @@ from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.study_time import StepSeconds, in_all, step_seconds
 
-PLAN = "hydractl.study-plan/7"
+PLAN = "hydractl.study-plan/8"
 
 _DEFAULT_NEIGHBOURS = 50
 """The default of ``eval --knn-k``, used with a thousand training samples or more."""
@@ -115,22 +115,18 @@ def _asked_scale(request: StudyRequest, source: Source) -> Scale:
         UsageError: a row needs training data, and there are none, or the model cannot have it.
     """
     rows = []
-    of_classifiers = []  # what this model cannot have, as it has no classifier; all of these are refused together
+    lacking = []
     for name, kind in asked_for(request.rows).items():
         lacks_data = kind.needs_training_data and request.train is None
         if lacks_data and name in request.rows:
-            raise UsageError(f"--rows {name} needs --train, labelled training data")
+            lacking.append(f"--rows {name} needs --train, labelled training data")
         if kind.needs_images and source.description.reads == "text":
-            raise UsageError(f"--rows {name} needs a model that reads images")
+            lacking.append(f"--rows {name} needs a model that reads images")
+        if kind.needs_classifier and not _has_classifier(source):
+            lacking.append(f"--rows {name} needs a model with a classifier of its own")
         if not lacks_data:
             rows.append(name)
-        if kind.needs_classifier and not _has_classifier(source):
-            of_classifiers.append(name)
-    if of_classifiers:
-        raise UsageError(
-            f"--rows {','.join(of_classifiers)}: only a model with a classifier of its own has these",
-            hint="for BayesVLM: hydractl finetune CLIP.st --train captions:PAIRS --ensemble laplace",
-        )
+    refuse_options(lacking, "rows", hint="leave these rows out, or give what they need")
     return Scale(rows, request.approx, request.search_samples or request.limit)
 
 
@@ -176,38 +172,20 @@ def _late_sites(sites: Sequence[Site]) -> list[Site]:
 
 
 def _options_of_feature_scores(sets: StudySets, source: Source) -> dict[str, object]:
-    """Return the options of ``eval`` for OOD scores on features; empty if there are no such scores.
+    """Return the options of ``eval`` for OOD scores on features; empty if there are no samples to fit them to.
 
-    The scores are the usual ones of a study, and those that the user asked for. They are fitted to ``sets.fit``: the
-    training data or, without any, the half of the validation data that rows are not chosen by. Without that, only
-    scores that need no data and that the user asked for are used.
-
-    Raises:
-        UsageError: the user asks for a score on class texts, and the model is not zero-shot.
+    They are fitted to ``sets.fit``: the training data or, without any, the half of the validation data that rows are
+    not chosen by.
     """
-    # The names of the scores: the usual ones for this model, and those that the user asked for.
-    request = sets.request
     samples = sets.fit
-    is_zero_shot = not _has_classifier(source)
-    left_out = set() if sets.layers_fit else {LAYERS}
-    if not is_zero_shot:
-        left_out.update(OF_ZERO_SHOT)
-        if request.ood_score:
-            names_asked_for = ",".join(request.ood_score)
-            raise UsageError(f"--ood-score {names_asked_for} is of class texts, and {source.name} is not zero-shot")
-    names = [name for name in OF_STUDY if name not in left_out]
-    names += request.ood_score
-    # Without data to fit to, keep only scores that the user asked for and that need none.
     if samples is None:
-        names = [name for name in request.ood_score if not needs_training_data(name)]
-    if not names:
         return {}
-
-    # The options. Scores on logits need not be named (except one): they are computed later from the stored logits.
-    options: dict[str, object] = {"ood_score": ["msp", *names]}
-    if samples is None:
-        return options
-    options["train"] = samples.spec
+    left_out = set() if sets.layers_fit else {LAYERS}
+    if _has_classifier(source):
+        left_out.update(OF_ZERO_SHOT)
+    # Scores on logits need not be named (except one): they are computed later from the stored logits.
+    names = ["msp", *(name for name in OF_STUDY if name not in left_out)]
+    options: dict[str, object] = {"ood_score": names, "train": samples.spec}
     # With few samples, the default number of neighbours (k) would be too large.
     neighbours = max(1, samples.count // _SAMPLES_A_NEIGHBOUR)
     if neighbours < _DEFAULT_NEIGHBOURS:
@@ -277,10 +255,8 @@ def _read_scale(path: Path, decisive: Mapping[str, object], request: StudyReques
         OutputError: the study was begun with other settings or data; it lists the differences.
     """
     document = read_json_file(str(path))
-    if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
-        raise InputError(f"{path} is no plan of a study", hint="name another folder with -o")
-    schema = document.get("schema")
-    if schema != PLAN:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != PLAN or not isinstance(document.get("settings"), dict):
         raise InputError(
             f"{path.parent} holds a study that another version of hydractl began ({shown(schema)}, not {PLAN})",
             hint="go on with that version, or name another folder with -o",
@@ -324,22 +300,37 @@ def _plan_within_time(sets: StudySets, source: Source, folder: Path, log: Log) -
 # --- carrying it out --------------------------------------------------------------------------------------------------
 
 
-class _Course:
+class _Course(Progress):
     """How far a study is: one bar in percent of the estimated time, whatever its steps do.
 
+    As a progress it is that of the long task of the step that runs.
+
     Args:
-        progress: the bar.
+        bar: the bar.
         seconds: the estimated seconds of each step.
     """
 
-    def __init__(self, progress: Progress, seconds: StepSeconds) -> None:
-        self._progress = progress
+    def __init__(self, bar: Progress, seconds: StepSeconds) -> None:
+        self._bar = bar
         self._seconds = seconds
         self._total = sum(seconds.values())
         self._done = {files: float(all(map(Path.exists, files))) for files in seconds}  # the share of each step
         self._shown = 0
-        progress.expect(self._total)
+        bar.expect(self._total)
         self._show()  # what was done before takes no time
+
+    def begin(self, step: Step, units: int) -> None:
+        """Take the long task of a step, of so many units, as what moves on."""
+        self._step = step
+        self._units = units
+        self._units_done = 0
+
+    def set_total(self, total: int) -> None:
+        self._units = total
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._units_done += amount
+        self.move(self._step, min(1.0, self._units_done / max(1, self._units)))
 
     def move(self, step: Step, share: float = 1.0) -> None:
         """Show that this share of a step is done, by default all of it."""
@@ -356,25 +347,8 @@ class _Course:
         done = sum(of_step * self._done[files] for files, of_step in self._seconds.items())
         percent = int(100 * done / self._total + 1e-6)  # sums of seconds are rounded
         if percent > self._shown:
-            self._progress.advance(percent - self._shown)
+            self._bar.advance(percent - self._shown)
             self._shown = percent
-
-
-class _StepProgress(Progress):
-    """The progress of the long task of a step, which moves the bar of the study."""
-
-    def __init__(self, course: _Course, step: Step, total: int) -> None:
-        self._course = course
-        self._step = step
-        self._total = total
-        self._done = 0
-
-    def advance(self, amount: int = 1, note: str = "") -> None:
-        self._done += amount
-        self._course.move(self._step, min(1.0, self._done / max(1, self._total)))
-
-    def set_total(self, total: int) -> None:
-        self._total = total
 
 
 class _StepLog(PassedOn):
@@ -394,7 +368,8 @@ class _StepLog(PassedOn):
     @contextmanager
     def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
         if total and unit in ("evaluations", "steps"):
-            yield _StepProgress(self._course, self._step, total)
+            self._course.begin(self._step, total)
+            yield self._course
         else:
             yield Progress()
 

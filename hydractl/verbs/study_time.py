@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from hydractl.circuit.plan import SearchPlan
 from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.distributed import processes
 from hydractl.log import Log
-from hydractl.metrics.bootstrap import resample
-from hydractl.metrics.samples import samples_of
 from hydractl.model.source import open_sources
 from hydractl.options.call import filled
 from hydractl.studies.plan import Plan, Row
@@ -32,8 +27,10 @@ _MC_PASSES = 10
 """Passes of a row whose samples run several times with other dropout."""
 _COMPARED = 2
 """What the verdict compares takes about as long as so many rows of a table, each on all resamples of the test data."""
-_TIMED_ROUNDS = 45
-"""Resamples that are timed; what is done once is hardly more than one of them."""
+_OF_A_SET = 4e-4
+"""Seconds that a resample of one set takes on a core of a server, however few its samples."""
+_OF_A_SAMPLE = 1.5e-7
+"""Seconds that each of its samples adds to that."""
 
 
 StepSeconds = Mapping[tuple[Path, ...], float]
@@ -50,7 +47,7 @@ def step_seconds(plan: Plan, sets: StudySets) -> StepSeconds:
 
     They are those of a study in which every row (a model to compare) runs on the test data. One batch of a search is
     timed, which gives the seconds that one sample takes in the model. Then a step takes this times samples and passes
-    (runs of the whole model). Resampling is timed on drawn samples.
+    (runs of the whole model).
 
     Args:
         plan: the plan of the study.
@@ -73,7 +70,7 @@ def step_seconds(plan: Plan, sets: StudySets) -> StepSeconds:
 
     # Every row runs on the second halves of the validation data, on what its scores are fitted to, and on test data.
     choosing = sum(sets.halves)
-    if "train" in plan.fitted and sets.fit is not None:
+    if sets.fit is not None:
         choosing += sets.fit.count
     tested = [len(given_set.dataset) for given_set in sets.tested]
     for row, testing_step in zip(plan.rows, plan.testing_steps(plan.rows), strict=True):
@@ -109,15 +106,8 @@ def _passes_of_training(step: Step, sets: StudySets) -> int:
 
 
 def _seconds_of_a_round(sizes: Sequence[int]) -> float:
-    """Return the seconds of the processor that one resample of sets of these sizes takes, the ID set first."""
-    drawn = np.random.default_rng(0)
-    inside, *outside = (
-        samples_of(drawn.normal(size=(2, size, 10)), drawn.integers(0, 10, size), scores=["msp"]) for size in sizes
-    )
-    by_name = {str(place): samples for place, samples in enumerate(outside)}
-    begun = time.process_time()
-    resample(inside, by_name, dict.fromkeys(by_name), rounds=_TIMED_ROUNDS)
-    return (time.process_time() - begun) / _TIMED_ROUNDS
+    """Return the seconds of the processor that one resample of sets of these sizes takes, as was measured once."""
+    return _OF_A_SET * len(sizes) + _OF_A_SAMPLE * sum(sizes)
 
 
 def _probe_search(step: Step) -> SearchPlan:
