@@ -18,15 +18,10 @@ def trial_from_record(record: Record) -> Trial:
     """Return the trial, the inverse of :func:`dataclasses.asdict`; the record may have been JSON in between."""
     return Trial(
         head=CandidateHead(*record["head"]),
-        counts=_counts_from_record(record["counts"]),
+        counts=EvaluationCounts(**record["counts"]),
         given_up=tuple(record["given_up"]),
         forecast_errors=record["forecast_errors"],
     )
-
-
-def _counts_from_record(record: Record) -> EvaluationCounts:
-    """Return the counts whose fields a record has by name."""
-    return EvaluationCounts(**record)
 
 
 class SearchMemory:
@@ -43,7 +38,7 @@ class SearchMemory:
         """Return the counts before the first removal; None if the journal does not have them."""
         for record in self._journal.records:
             if "base" in record:
-                return _counts_from_record(record["base"])
+                return EvaluationCounts(**record["base"])
         return None
 
     def keep_base(self, counts: EvaluationCounts) -> None:

@@ -218,16 +218,13 @@ class Race:
             if self.bounds and is_second_of_many and units:
                 most_hopeful = units.pop(0)
                 for later_batches in batches_by_chunk[chunk_index:]:
-                    self._run_on_batches(most_hopeful, later_batches)
+                    for batch in later_batches:
+                        self._evaluate_unit(most_hopeful, batch)
                     self.evaluator.drop_traces(later_batches)
             for unit in units:
-                self._run_on_batches(unit, batches)
+                for batch in batches:
+                    self._evaluate_unit(unit, batch)
             self.evaluator.drop_traces(batches)
-
-    def _run_on_batches(self, unit: Sequence[RacingHead], batches: Sequence[int]) -> None:
-        """Run some candidates of one site on some batches."""
-        for batch in batches:
-            self._evaluate_unit(unit, batch)
 
     def _units_by_hope(self) -> list[list[RacingHead]]:
         """Return the candidates that are not done, in units of up to ``at_once`` that run together.

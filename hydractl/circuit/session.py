@@ -428,8 +428,6 @@ class Session:
             "classes": _digest(asked_classes(source, None)),
         }
 
-    # --- circuits -----------------------------------------------------------------------------------------------------
-
 
 def _digest(value: Any) -> str:
     """Return the first 16 digits of the SHA-256 of a JSON value."""
