@@ -80,20 +80,29 @@ class NpzImages(ArrayImages):
 
 
 def read_npz(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Return the images and labels in a ``.npz`` file, whose arrays ``?x=``, ``?y=`` and ``?classes=`` name.
+    """Return the images and the labels in a ``.npz`` file.
 
-    ``x`` are the images, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3. ``y`` are the labels, integers or
-    unicode strings ``[N]`` or ``[N, 1]``. ``classes`` are the class names, unicode strings ``[K]``. The images must be
-    there, and so must an array that the query names. All headers are checked before an array is unpacked. The images
-    are read when it is known which of them are drawn.
+    The file is named by a SPEC, the text that names a data set: ``a.npz``, or ``a.npz?y=fine`` for one whose array of
+    labels is called ``fine``. Its arrays are:
+
+    ===========  ===================================================================================
+    array        content
+    ===========  ===================================================================================
+    ``x``        the images, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` with C 1 or 3; they must be there
+    ``y``        the labels, integers or unicode strings ``[N]`` or ``[N, 1]``
+    ``classes``  the class names that integers index, unicode strings ``[K]``
+    ===========  ===================================================================================
+
+    An array that the SPEC names must be there, too. All headers are checked before an array is unpacked. The labels are
+    read now; an image is read later, when it is known which of them are needed.
 
     Returns:
-        The images, and their labels before they are mapped to the classes of a model.
+        The images, and their labels as the file has them, not yet mapped to the classes of a model.
 
     Raises:
         InputError: if the file is damaged, or arrays are missing or have wrong types or shapes (all are listed).
     """
-    spec.check_query(_SETTINGS)
+    spec.check_query(_SETTINGS)  # refuses settings other than x, y and classes
     names = {key: spec.query.get(key, key) for key in _SETTINGS}  # an array is called like its setting by default
     with _errors_of_file(spec.where):
         # Unusable images are an error. Unusable labels are only handed on: a set may be used without its labels.
@@ -122,10 +131,10 @@ def _errors_of_file(where: str) -> Iterator[None]:
 
 
 def _read_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _Header], list[str]]:
-    """Read the headers of the named arrays.
+    """Return the headers of the named arrays, and what is wrong with them; no array is unpacked.
 
     Args:
-        spec: the SPEC of the file.
+        spec: the SPEC of the file (the text that names the data set), whose settings may name arrays.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
 
     Returns:
@@ -143,7 +152,7 @@ def _read_headers(spec: DataSpec, names: Mapping[str, str]) -> tuple[dict[str, _
                     headers[key] = _read_header(archive, name)
                 except _UnusableArray as error:
                     problems.append(str(error))
-            elif key == "x" or key in spec.query:
+            elif key == "x" or key in spec.query:  # it is needed; other arrays may be missing
                 problems.append(f"no array {name!r} (the file has: {listed}; choose with ?{key}=NAME)")
     return headers, problems
 
@@ -154,7 +163,13 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
     Args:
         path: the file.
         names: the name of the array for each of ``x``, ``y`` and ``classes``.
-        headers: the headers of the arrays in the file, by ``x``, ``y`` and ``classes``.
+        headers: the headers of the arrays in the file, by ``x``, ``y`` and ``classes``; one that is missing has none.
+
+    Returns:
+        The labels with the class names, each None if the file has none.
+
+    Raises:
+        UnicodeDecodeError: if a string is no valid text.
     """
     labels = None  # [N], also if the file has [N, 1]
     classes = None  # [K]
@@ -163,7 +178,8 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
             labels = arrays[names["y"]].reshape(-1)
         if "classes" in headers:
             classes = arrays[names["classes"]]
-    # NumPy reads numbers that are no characters, of which broken texts become; decoding raises an error.
+    # NumPy stores a character as its number, and takes numbers that are no characters. Decoding raises an error for
+    # them; its result is not needed.
     for array in (labels, classes):
         if array is not None and array.dtype.kind == "U":
             array.astype(array.dtype.newbyteorder("<")).tobytes().decode("utf-32-le")
@@ -171,20 +187,21 @@ def _read_labels(path: Path, names: Mapping[str, str], headers: Mapping[str, _He
 
     if labels is None:
         return RawLabels(None, class_names)
-    return labels_of_column(labels.tolist(), class_names)
+    return labels_of_column(labels.tolist(), class_names)  # labels that are texts name their classes themselves
 
 
 def _read_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> Any:
-    """Return some rows of an array by their indices, by reading it through once, up to the last of them.
+    """Return some images of an array so that ``result[row]`` is image ``row``, uint8 ``[H, W]`` or ``[H, W, C]``.
 
-    An array in Fortran's order, where the pixels of an image are scattered over the file, is returned whole. Where the
-    last row is read, the checksum (CRC) of the archive is compared, too.
+    Usually that is a dict with the wanted images alone; the file is read once, up to the last of them. An array in
+    Fortran's order, where the pixels of an image are scattered over the file, is returned whole. If the last image of
+    the array is read, the checksum (CRC) of the archive is compared, too.
 
     Args:
         path: the ``.npz`` file.
         name: the name of the array.
         header: the header of the array.
-        rows: the indices of the rows, at least one.
+        rows: the indices of the images, at least one.
 
     Raises:
         OSError, zipfile.BadZipFile, zlib.error, EOFError: if the file is damaged.
@@ -195,7 +212,7 @@ def _read_rows(path: Path, name: str, header: _Header, rows: Sequence[int]) -> A
 
     images = {}
     wanted = set(rows)
-    count = max(rows) + 1
+    count = max(rows) + 1  # images to read: for the rows 2 and 5 these are the first 6
     with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
         read_array_header(member)
         # A compressed member cannot be entered in the middle, so rows that are not wanted are read, too.
@@ -258,7 +275,8 @@ def _read_header(archive: zipfile.ZipFile, name: str) -> _Header:
 def _problems_of_images(name: str, header: _Header) -> list[str]:
     """Return why an array cannot be read as images, one message each.
 
-    It can if it is uint8 of the shape ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, without a 0.
+    It can if it is uint8 of the shape ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, without a 0. The list is
+    then empty.
     """
     problems = []
     if header.dtype != np.uint8:
@@ -270,7 +288,7 @@ def _problems_of_images(name: str, header: _Header) -> list[str]:
         problems.append(f"{name} has no images: shape {shape}")
     elif 0 in shape:
         problems.append(f"{name} has images without pixels: shape {shape}")
-    elif shape[3:] not in ((), (1,), (3,)):  # guess what other numbers of channels are
+    elif shape[3:] not in ((), (1,), (3,)):  # (N, H, W) has no axis of channels. Guess what other numbers of them are.
         advice = "1 or 3 channels are needed"
         if shape[3] == 4:
             advice = "a fourth channel (alpha or CMYK) has no one meaning: convert to RGB first"

@@ -148,7 +148,9 @@ class Dataset(ABC):
     def sample_fingerprint(self, i: int) -> str:
         """Return the fingerprint of sample ``i``, the hash of what a model sees of it.
 
-        For an unreadable sample it is a hash of its id, if the set skips such samples.
+        For an unreadable sample it is a hash of its id, if the set skips such samples (``skipped`` is then a dict, else
+        None). What was learnt of the sample is kept in this set: its fingerprint in ``fingerprints``, the reason why it
+        is unreadable in ``skipped``, and its index in ``turned`` if its file says that the image is to be turned.
 
         Raises:
             UnreadableSample: if the sample is unreadable, and the set does not skip such samples.
@@ -189,17 +191,21 @@ class Dataset(ABC):
         no test image any more under any caption.
         """
         header = f"hydractl.data/2 {self.kind} {len(self)}\n"
-        pieces = [header.encode()]
-        pieces += map(bytes.fromhex, self.sample_fingerprints())
+        samples_and_labels = [header.encode()]
+        samples_and_labels += map(bytes.fromhex, self.sample_fingerprints())
         if self.labels is None:
-            pieces.append(b"unlabelled")
+            samples_and_labels.append(b"unlabelled")
         else:
-            pieces.append(self.labels.astype("<i8").tobytes())  # little-endian on every machine
-        if self.captions is not None:
-            pieces = [_sha256(pieces).encode()]
-            for caption in self.captions:
-                content = caption.encode("utf-8")
-                pieces += [f"caption {len(content)}\n".encode(), content]
+            samples_and_labels.append(self.labels.astype("<i8").tobytes())  # little-endian on every machine
+        without_captions = _sha256(samples_and_labels)
+        if self.captions is None:
+            return without_captions
+
+        # With captions it is the hash of that hash and all captions.
+        pieces = [without_captions.encode()]
+        for caption in self.captions:
+            content = caption.encode("utf-8")
+            pieces += [f"caption {len(content)}\n".encode(), content]
         return _sha256(pieces)
 
 
@@ -218,7 +224,8 @@ def fingerprint_of(sample: Any) -> str:
 
     # The lengths are hashed, too, so that the pair ("ab", "c") differs from the pair ("a", "bc").
     pieces = []
-    for text in (sample,) if isinstance(sample, str) else sample:
+    texts = (sample,) if isinstance(sample, str) else sample
+    for text in texts:
         words = " ".join(unicodedata.normalize("NFC", text).split())
         content = words.encode("utf-8", "surrogatepass")
         pieces += [f"text {len(content)}\n".encode(), content]
@@ -226,8 +233,11 @@ def fingerprint_of(sample: Any) -> str:
 
 
 def _pixels_in_rgb(image: Image.Image) -> Iterator[bytes]:
-    """Yield the pixels of an image in RGB, rows at a time: of a huge image no second copy is held."""
-    rows = max(1, _PIXELS_AT_ONCE // image.width)
+    """Yield the pixels of an image in RGB, strip by strip from the top: of a huge image no second copy is held.
+
+    A pixel is three bytes. A strip has as many whole rows as keep it below a fixed number of pixels, and at least one.
+    """
+    rows = max(1, _PIXELS_AT_ONCE // image.width)  # in a strip
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)
         strip = image if rows >= image.height else image.crop((0, top, image.width, bottom))

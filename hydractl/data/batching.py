@@ -79,11 +79,12 @@ def batches(
     indices: Sequence[int] | None = None,
     may_skip_all: bool = False,
 ) -> Iterator[Batch]:
-    """Return an iterator over the batches of a data set, which is read once; the last batch may be smaller.
+    """Return an iterator over the batches of a data set: inputs, labels and indices of ``batch_size`` samples.
 
-    Without ``indices``, images come in the order of the data set and texts by length, so that little is padded. If the
-    data set has a ``skipped`` dict, unreadable samples are left out and recorded there. A batch is then smaller by
-    these samples; a batch with no readable sample is not yielded.
+    Every sample is read once, when its batch is asked for; the last batch may be smaller. Without ``indices``, images
+    come in the order of the data set and texts by falling length, so that little is padded. If the data set has a
+    ``skipped`` dict, unreadable samples are left out and recorded there. A batch is then smaller by these samples; a
+    batch with no readable sample is not yielded.
 
     Args:
         dataset: the samples.
@@ -155,6 +156,7 @@ def read_ahead(dataset: Dataset) -> None:
         return
     workers = _processors_left()
     skipped = dataset.skipped or {}
+    # The samples whose fingerprint is not known yet. Those that were found to be unreadable have none.
     wanted = [i for i in range(len(dataset)) if i not in skipped and dataset.ids[i] not in dataset.fingerprints]
     if len(wanted) < _WORTH_PROCESSES or workers < 2:
         return
@@ -242,7 +244,14 @@ class _BatchReader:
         return len(self.indices_by_batch)
 
     def read(self, i: int) -> _Result:
-        """Return batch ``i`` as inputs of the model, and what was learnt of its samples; no inputs if none is readable.
+        """Return batch ``i`` as inputs of the model, and what was learnt of its samples.
+
+        The four parts of the result:
+
+        - the inputs; None if no sample of the batch is readable;
+        - the reason for each unreadable sample, by its index;
+        - the fingerprints (hashes of what a model sees) that were not known before, by the ids of the samples;
+        - the indices of images that their files say to turn.
 
         Raises:
             UnreadableSample: for an unreadable sample, if the data set does not skip such samples.
@@ -296,6 +305,8 @@ class _BatchReader:
 
 def _read_in_workers(reader: _BatchReader, workers: int) -> Iterator[_Result]:
     """Yield the results of the reader, batch by batch and in order, from worker processes.
+
+    The workers start at once, and end when this generator ends or is closed.
 
     Raises:
         HydraError: if a worker was killed. An error that a worker returned in the place of a batch is raised as it is.

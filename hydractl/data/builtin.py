@@ -55,10 +55,11 @@ _PHOTO_SCALES = (1, 2, 4, 8)
 
 
 def read_builtin(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Return the samples and labels of ``builtin:NAME`` or ``builtin:NAME/SPLIT``.
+    """Return the samples and labels of a data set that comes with the package: ``builtin:NAME[/SPLIT]``.
 
     Args:
-        spec: the parsed SPEC, for example ``builtin:digits/test``.
+        spec: the SPEC, the text that names a data set, in its parts; the path of ``builtin:digits/test`` is
+            ``digits/test``.
         limit: take only this many samples from the start; None means all.
 
     Returns:
@@ -97,8 +98,9 @@ def _check_name(spec: DataSpec, name: str) -> None:
     """Refuse sets and splits that do not exist, and sets that need a library which is not installed.
 
     Args:
-        spec: the parsed SPEC, for messages.
-        name: the name of the set, for example ``digits``.
+        spec: the SPEC, the text that names a data set, in its parts. Its path is the name with the split, for example
+            ``digits/test``.
+        name: the name alone, for example ``digits``.
 
     Raises:
         UsageError: saying which sets or splits there are.
@@ -149,7 +151,8 @@ def _digits_of_split(labels: npt.NDArray[np.int64], split: str) -> npt.NDArray[n
     order_by_class = np.argsort(labels[shuffled], kind="stable")
     digits_by_class = shuffled[order_by_class]
 
-    # Of all digits some are `train`, of the others some are `val`, and the rest is `test`.
+    # Of all digits some are `train`, of the others some are `val`, and the rest is `test`. A mask of `_evenly_marked`
+    # has as many values True as the split has digits, at even distances.
     in_train = _evenly_marked(len(digits_by_class), DIGITS_TRAIN)
     if split == "train":
         return np.sort(digits_by_class[in_train])
@@ -247,14 +250,14 @@ def _glyph_images(characters: str, variants: int, seed: int) -> Images:
     # RandomState's stream never changes between numpy versions, unlike default_rng's.
     random = np.random.RandomState(seed)
     font = ImageFont.load_default(size=_FONT_SIZE)
-    seen: set[bytes] = set()
+    earlier_images: set[bytes] = set()  # their pixels
     images = []
     for _ in range(variants):
         for character in characters:
             image = _draw_glyph(character, font, random)
-            while image.tobytes() in seen:  # draw again until the image is new
+            while image.tobytes() in earlier_images:  # draw again until the image is new
                 image = _draw_glyph(character, font, random)
-            seen.add(image.tobytes())
+            earlier_images.add(image.tobytes())
             images.append(image)
     return np.stack(images)
 

@@ -20,10 +20,13 @@ _NAMES = {"image": ("image", "filepath", "file_name", "path"), "caption": ("capt
 def read_captions(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the pairs of images and captions that ``captions:PATH`` names, without labels.
 
-    There are three sources. A table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) has an image
-    and a caption in each row; the image is a path, relative to ``?root=`` or else to the file's folder. A ``.parquet``
-    file may also hold the images themselves. A ``.tar`` file, a pattern of several (``shards/*.tar``), or a folder of
-    them are WebDataset shards, where each image has a ``.txt`` file.
+    The path leads to one of three sources, in the order of the code:
+
+    - WebDataset shards: a ``.tar`` file, a pattern of several (``shards/*.tar``), or a folder of them, where each image
+      has a ``.txt`` file;
+    - a ``.parquet`` file that holds the images themselves;
+    - a table (``.jsonl``, ``.csv`` or ``.tsv``, each also ``.gz``, or ``.parquet``) with an image and a caption in each
+      row; the image is a path, relative to ``?root=`` or else to the file's folder.
 
     ``?image=`` and ``?caption=`` name the columns, or in shards the endings of the files. With ``limit``, nothing after
     the first ``limit`` pairs is read.
@@ -69,7 +72,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
     """
     spec.check_query(("image", "caption"))
     caption_source = spec.query.get("caption", "txt")  # the ending of a file
-    images, texts = index_shards(spec, limit, caption_source)
+    images, texts = index_shards(spec, limit, caption_source)  # a text is None if its image has no such file
     captions = []
     problems = []
     for image_id, text in zip(images.ids, texts, strict=True):
@@ -77,6 +80,7 @@ def _read_shard_pairs(spec: DataSpec, limit: int | None) -> tuple[Dataset, list[
             problems.append(f"{image_id} has no caption, or an empty one")
         else:
             captions.append(text)
+    # Raises an error if there are problems.
     refuse_rows(spec, problems, f"where captions are: ?caption={caption_source}")
     return images, captions
 
@@ -130,7 +134,10 @@ def _read_texts(
     texts: dict[str, list[str]] = {key: [] for key in keys}
 
     def add(row: TextRow, columns: Mapping[str, str]) -> None:
-        """Append the texts of a row to the lists, all or, with an empty one, none."""
+        """Append the texts of a row to the lists; a ValueError, before anything is appended, if one is empty.
+
+        ``read_rows`` below calls this for each row, and collects the errors.
+        """
         texts_of_row = {key: row.text_in(column) for key, column in columns.items()}
         for key, text in texts_of_row.items():
             if not text.strip():

@@ -38,7 +38,13 @@ class CorruptedImages(Dataset):
     """
 
     def __init__(self, clean: Dataset, name: str, severity: int) -> None:
-        """Take over ids and labels of the clean images, which are read later."""
+        """Keep the clean images, which are read later, and take over their ids, labels and class names.
+
+        Args:
+            clean: the images.
+            name: the corruption, e.g. ``fog``.
+            severity: 1 (weak) to 5.
+        """
         if clean.kind != "image":
             raise UsageError(f"{clean.where} holds {clean.kind}s, and {name} is for images")
         settings = f"corruption={name}&severity={severity}"
@@ -57,7 +63,8 @@ class CorruptedImages(Dataset):
         image = _reduced(grey_or_coloured)
         corruption = TABLE[self.name]
         is_small = min(image.size) < SMALL_SIDE
-        constants = (corruption.small if is_small else corruption.large)[self.severity - 1]
+        constants_by_severity = corruption.small if is_small else corruption.large
+        constants = constants_by_severity[self.severity - 1]
 
         # The random numbers depend on the corruption and the index only, not on the order of reading.
         seed = f"hydractl.corruption {self.name} {self.severity} {i}"

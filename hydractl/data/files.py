@@ -77,7 +77,7 @@ class EncodedImages(Dataset):
         """
         content = self.read(i)
         if not content:
-            raise self.unreadable(i, self.nothing)
+            raise self.unreadable(i, self.nothing)  # the reason, such as "the file is empty"
         try:
             image = decoded_image(content)
             return upright(image) if self.turns else image
@@ -182,7 +182,8 @@ def read_image_list(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLab
     Blank lines are skipped. Ids are the paths as written; a repeated path gets ``#2``, ``#3``, ...
 
     Returns:
-        The data set, and its labels before they are mapped to the classes of a model.
+        The images, which are read later, and their labels before they are mapped to the classes of a model. A label is
+        an int, a class name, or None where a line has none.
 
     Raises:
         InputError: if the file cannot be read, is not UTF-8 text, or lists nothing.
@@ -247,10 +248,10 @@ class ListedImages(FileImages):
         super().__init__(spec.text, spec.where, with_numbers_if_repeated(names), paths)
 
     def prepare(self, rows: Sequence[int]) -> None:
-        """Check that the images at ``rows`` exist.
+        """Check that the listed images at the indices ``rows`` exist; no image is read.
 
         Raises:
-            InputError: if some do not; they are listed, of all the first one.
+            InputError: if some do not. All that are missing are listed; if none of ``rows`` exists, only the first.
         """
         missing = []
         for row in rows:
@@ -314,7 +315,7 @@ def read_folder(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]
     # Class after class: the class of each image, and its path. Without class folders the images have no labels. With
     # them there are no loose images, as was checked.
     class_of_each = []
-    paths = loose_images
+    paths = list(loose_images)
     for name, images in images_by_class.items():
         for image in images:
             class_of_each.append(printable(name))
@@ -386,8 +387,9 @@ def _folders_and_images(folder: str, left_out: Counter[str]) -> tuple[list[str],
             elif entry.name.lower().endswith(IMAGE_SUFFIXES) and entry.is_file():
                 images.append(entry.name)
             else:
-                ending = visible(os.path.splitext(printable(entry.name))[1].lower())
-                left_out[ending[:_LONGEST_ENDING] or "without an ending"] += 1
+                _, ending = os.path.splitext(printable(entry.name))
+                shown_ending = visible(ending.lower())[:_LONGEST_ENDING]
+                left_out[shown_ending or "without an ending"] += 1
     return sorted(folders), sorted(images)
 
 

@@ -70,7 +70,7 @@ class _ParquetColumn:
         return self._images[row_in_group]
 
     def _read_group(self, number: int) -> list[Any]:
-        """Read the images of a row group from the file.
+        """Return the images of a row group (a block of rows that Parquet stores together), as the file holds them.
 
         Raises:
             UnreadableSample: if the file is damaged, or was removed.
@@ -124,9 +124,14 @@ def _image_columns(schema: Any) -> list[str]:
 
 
 def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
-    """Return the images and labels in a Parquet file; ``?image=`` and ``?label=`` name its columns.
+    """Return the images and labels in a Parquet file; ``?image=`` and ``?label=`` behind its path name the columns.
 
-    Labels are integers or names. Integers index the names of the published ``ClassLabel``, if the file has them.
+    The labels are read now, an image is read later. Labels are integers or names; integers index the class names that
+    the ``datasets`` library stores in such a file (``ClassLabel``), if there are any. The ids are ``FILE#0``,
+    ``FILE#1``, ...
+
+    Returns:
+        The images, and their labels before they are mapped to the classes of a model; no labels without their column.
 
     Raises:
         InputError: if the file cannot be read, or columns are missing or ambiguous.
@@ -152,6 +157,7 @@ def read_image_parquet(spec: DataSpec, _limit: int | None) -> tuple[Dataset, Raw
     if labels is not None and len(labels) != total:
         raise InputError(f"{spec.where}: the file is damaged: {len(labels)} labels for {total} images")
     column = _ParquetColumn(spec.file, image_column, spec.where, starts)
+    # No folders: an image that the file only names by a path is refused. Images are shown as stored, not turned.
     dataset = HubImages(spec.text, spec.where, RowIds(printable(spec.file.name), total), column, [])
     dataset.turns = False
     class_names = class_label_names(schema.metadata).get(str(label_column))
@@ -276,8 +282,10 @@ def _read_loaded(
 ) -> tuple[Dataset, RawLabels]:
     """Return the images and labels of a table of ``datasets``, or its texts and labels if it has no column of images.
 
+    Labels are read now, images later. The labels are not yet mapped to the classes of a model.
+
     Args:
-        spec: the SPEC for which the table was loaded.
+        spec: the SPEC (the text that names the data set) for which the table was loaded.
         table: the library's own table.
         folders: image files may only be read from these folders. None means from anywhere, for a table that a Python
             program holds.
@@ -322,16 +330,17 @@ def _class_names(table: Any) -> dict[str, list[str]]:
 
 
 def _read_texts(spec: DataSpec, table: Any, count: int, name: str) -> tuple[Dataset, RawLabels]:
-    """Read the texts and labels of a table without images.
+    """Return the texts of a table without images, and their labels before they are mapped to the classes of a model.
 
     Args:
-        spec: the SPEC for which the table was loaded.
+        spec: the SPEC (the text that names the data set) for which the table was loaded.
         table: the library's own table.
         count: read only this many rows from the start.
         name: the beginning of the ids.
     """
-    spec.check_query(TEXT_QUERY)
+    spec.check_query(TEXT_QUERY)  # refuses other settings
 
+    # Called later with the columns that are needed.
     def rows(columns: Sequence[str]) -> Iterator[TextRow]:
         """Yield the rows, numbered from 1, with only the values of the given columns."""
         chosen_columns = table.select_columns(list(columns))
@@ -373,7 +382,9 @@ def _lies_in(path: str, folder: str) -> bool:
 
 
 def _name_config_split(spec: DataSpec) -> tuple[str, str, str]:
-    """Split ``[ORG/]NAME/config/split`` into name, config and split.
+    """Return name, config and split of a set of the Hugging Face hub, ``[ORG/]NAME/config/split``.
+
+    ``stanfordnlp/sst2/default/test`` gives ``stanfordnlp/sst2``, ``default`` and ``test``.
 
     Raises:
         UsageError: if the path has another form, or leads to a local folder, which the library would open in its place.

@@ -52,10 +52,11 @@ class RawLabels:
         return replace(self, values=[self.values[row] for row in rows])
 
     def to_choose_by(self) -> list[Any] | None:
-        """Return the labels by which samples of every class are chosen, or None without labels.
+        """Return the labels by which samples of every class are chosen, ``[samples]``; None if no sample has a label.
 
-        They are checked only after the choice, since bad ones may belong to samples that are not chosen. Until then all
-        are compared as texts if any of them is bad.
+        - If all are integers or all are names: these labels.
+        - If any is missing or of another kind, or the two are mixed: all as texts. Bad labels are refused only after
+          the choice, since they may belong to samples that are not chosen.
         """
         if self.values is None:
             return None
@@ -135,25 +136,30 @@ _PROBLEMS = {"other": "is neither an integer nor a name", "too large": "is beyon
 
 
 def _problems_of_values(values: Sequence[Any], ids: Sequence[str]) -> list[str]:
-    """Return what is wrong with labels, one line for each kind of problem, which names its first sample; or no line.
+    """Return what is wrong with labels: one line for each kind of problem, which names the first sample that has it.
+
+    The list is empty if nothing is wrong.
 
     Args:
         values: integers of 64 bits, or names. Anything else, None, and a mixture of integers and names are problems.
         ids: the ids of the samples, for messages.
     """
     kinds = list(map(_kind_of_label, values))
-    first = {kind: kinds.index(kind) for kind in set(kinds)}  # the index of the first label of each kind
+    first_index = {kind: kinds.index(kind) for kind in set(kinds)}  # of the first label of each kind
     problems = []
-    if "missing" in first:
+    if "missing" in first_index:
         others = kinds.count("missing") - 1
         more = f", and for {others} more" if others else ""
-        problems.append(f"no label for sample {ids[first['missing']]}{more}")
-    wrong = dict(_PROBLEMS)
-    if "integer" in first or "too large" in first:
-        wrong["name"] = "is a name, others are numbers"
-    for kind, said in wrong.items():
-        if kind in first:
-            problems.append(f"label {shown(values[first[kind]])} of sample {ids[first[kind]]} {said}")
+        problems.append(f"no label for sample {ids[first_index['missing']]}{more}")
+
+    # What messages say of the kinds that are wrong. A name is wrong only beside numbers.
+    what_is_wrong = dict(_PROBLEMS)
+    if "integer" in first_index or "too large" in first_index:
+        what_is_wrong["name"] = "is a name, others are numbers"
+    for kind, end_of_message in what_is_wrong.items():
+        if kind in first_index:
+            index = first_index[kind]
+            problems.append(f"label {shown(values[index])} of sample {ids[index]} {end_of_message}")
     return problems
 
 
@@ -374,7 +380,7 @@ def _refuse_unknown(
     """Raise an error that lists names which are no class of the checkpoint, if there are any.
 
     Args:
-        what: how messages call one name, and several.
+        what: how messages call one name, and several, e.g. ``("label", "labels")``.
         unknown: the names.
         labels: the checkpoint's class names.
         where: the name of the data set in messages.
@@ -396,12 +402,15 @@ def _lines_with_similar(names: Sequence[str], labels: Sequence[str]) -> list[str
 
 
 def similar_names(names: Iterable[str], known: Sequence[str]) -> dict[str, str]:
-    """Return by name the most similar known name, whatever the case; names that none resembles are left out."""
+    """Return by name the known name that is spelled most like it, whatever the case.
+
+    ``similar_names(["kat", "xyz"], ["Cat", "dog"])`` is ``{"kat": "Cat"}``: names that none resembles are left out.
+    """
     # In reverse, since later keys replace earlier ones: of names that differ only in case, the first is suggested.
     known_by_folded = {name.casefold(): name for name in reversed(known)}
     similar = {}
     for name in names:
-        for folded in difflib.get_close_matches(name.casefold(), known_by_folded, n=1):
+        for folded in difflib.get_close_matches(name.casefold(), known_by_folded, n=1):  # one, or none
             similar[name] = known_by_folded[folded]
     return similar
 

@@ -30,7 +30,7 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
         InputError: if the SPEC holds no samples, the set is empty, the samples are neither images nor texts, or the
             numbers of labels and samples differ.
     """
-    spec.check_query(())
+    spec.check_query(())  # refuses all settings: samples in memory have none
     held_set: HeldSet | None = spec.held
     if held_set is None:
         raise InputError(f"{spec.where}: nothing of this name is in memory", hint="write the samples to a file")

@@ -47,8 +47,9 @@ class LabelSet(NamedTuple):
 def label_set(name: str) -> LabelSet:
     """Return the classes of one of the :data:`LABEL_SETS`.
 
-    The file of a set has one class per line: ``FOLDER``, or ``FOLDER``, a tab and ``LABEL``. Lines that start with
-    ``#`` are comments.
+    The classes have labels, which people read (``aquarium fish``), and the names of class folders under which the data
+    set is published (``aquarium_fish``). The file of a set has one class per line: ``FOLDER``, or ``FOLDER``, a tab and
+    ``LABEL``. Lines that start with ``#`` are comments. ImageNet's classes come from another file.
     """
     if name == "imagenet":
         from hydractl.families.imagenet import class_names, synsets
@@ -72,8 +73,9 @@ def label_set(name: str) -> LabelSet:
 def index_of_published(labels: Sequence[str], names: Iterable[str]) -> Mapping[str, int]:
     """Return the index of each published class name in a model's labels, if these are a built-in list.
 
-    The names of a data set may be published in another form, e.g. ``aquarium_fish`` for ``aquarium fish``. Upper and
-    lower case do not matter, nor whether words are separated by spaces, ``_``, ``-`` or ``/``.
+    The names of a data set may be published in another form, e.g. ``aquarium_fish`` for ``aquarium fish``. They are
+    compared in a folded form: upper and lower case do not matter, nor whether words are separated by spaces, ``_``,
+    ``-`` or ``/``.
 
     Returns:
         The index in ``labels`` for each name that the data set publishes; other names are left out. It is empty if the
@@ -211,7 +213,7 @@ def read_labels(labels: str | Document, option: str = "--labels") -> list[str]:
         InputError: if a file cannot be read, has no names, or has a name twice.
         UsageError: if a name is both a list and a file, or no list has the name after ``builtin:``.
     """
-    if isinstance(labels, Document) and labels.held is not None:
+    if isinstance(labels, Document) and labels.held is not None:  # the list of a Python program
         held_names = _listed_names(labels.held, option)
         return _checked_names(held_names, option, "class name")
     text = str(labels)

@@ -247,15 +247,16 @@ def _check_models_read(spec: DataSpec, samples: str, reads: Mapping[str, str]) -
 
 
 def _kind_of(spec: DataSpec) -> str:
-    """Return the kind of data that a SPEC names, in ``_KINDS``: its scheme, or by what its path leads to.
+    """Return the kind of data that a SPEC (the text that names a data set) names, which decides how they are read.
 
-    ``hf:...`` gives ``hf``. A path gives ``folder``, ``npz``, ``list``, ``text`` or ``image parquet``.
+    - a scheme: ``hf:...`` gives ``hf``;
+    - a path: by what is there, ``folder``, ``npz``, ``list`` (of images), ``text`` or ``image parquet``.
 
     Raises:
         InputError: if nothing is there, or nothing that can be read.
     """
     # A scheme such as `hf:` names the reader.
-    is_file_by_name = spec.kind in _FILES
+    is_file_by_name = spec.kind in _FILES  # its ending tells the kind, e.g. .npz
     if spec.kind in _KINDS and not is_file_by_name:
         return spec.kind
 

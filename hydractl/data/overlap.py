@@ -81,6 +81,7 @@ class SharedSamples:
         """Return a sentence that says how many samples the two sets share."""
         first = self.first.option
         second = self.second.option
+        # Of each set: how many of its samples are also in the other, and how many it has.
         (of_first, total), (of_second, total_of_second) = self._counts()
         if of_first == total and of_second == total_of_second:
             return f"{first} and {second} are the same samples"
@@ -157,7 +158,7 @@ def without_training_data(validation: Dataset, training: Dataset) -> tuple[Datas
         InputError: if these are more than half of the validation data.
     """
     shared = shared_samples(GivenSet("--val", validation), GivenSet("--train", training))
-    if not shared:
+    if not shared:  # no sample is in both
         return validation, 0
     if 2 * shared.of_first > len(validation):
         raise InputError(str(shared), hint="give a validation set of its own")
@@ -181,15 +182,16 @@ def trained_on_warning(model: str, seen: Iterable[Entry], validation: GivenSet) 
 
     Args:
         model: the name of the model.
-        seen: the samples that its weights were trained on.
-        validation: the data by which something is chosen.
+        seen: records of the data sets that its weights have seen, with the fingerprints (hashes) of their samples.
+        validation: the data by which something is chosen, with the option that they were given by.
     """
-    # Samples of an older version may have fingerprints of another kind, by which nothing can be compared.
-    seen = list(seen)
-    older = incomparable(use for use in seen if use["as"] == "train")
-    if older is not None:
-        return f"{model}: {older}: whether {validation.option} is apart from it is not known"
-    count = trained_on(seen, validation.dataset)
+    # Records of an older version may have fingerprints of another kind, by which nothing can be compared. The phrase
+    # says whose records these are.
+    records = list(seen)
+    phrase_on_older = incomparable(record for record in records if record["as"] == "train")
+    if phrase_on_older is not None:
+        return f"{model}: {phrase_on_older}: whether {validation.option} is apart from it is not known"
+    count = trained_on(records, validation.dataset)
     total = len(validation.dataset)
     if not is_more_than_a_handful(count, total):
         return None

@@ -51,7 +51,15 @@ class DatasetPart(Dataset):
     """
 
     def __init__(self, whole: Dataset, spec: str, rows: Sequence[int]) -> None:
-        """Take over the ids, labels, captions and class names of the samples at ``rows``; no sample is read."""
+        """Take over the ids, labels, captions and class names of the samples at ``rows``; no sample is read.
+
+        Fingerprints (hashes of samples) are shared with the whole set: the dict of the one is that of the other.
+
+        Args:
+            whole: the set of which this is a part.
+            spec: the text (SPEC) that names the part.
+            rows: the indices of its samples in the whole set, in the order of the part.
+        """
         ids = [whole.ids[row] for row in rows]
         super().__init__(spec, whole.where, ids)
         self._whole = whole

@@ -27,15 +27,18 @@ def sample_warnings(dataset: Dataset, *, in_passing: bool = False) -> list[str]:
     Returns:
         The sentences, each beginning with the name of the set; empty if nothing is odd.
     """
-    # On files that are no samples, on the samples themselves, and on repetitions.
-    names = left_out_warnings(dataset)
+    # On files that are no samples, and on what single samples hold.
+    about_other_files = left_out_warnings(dataset)
     if dataset.kind == "text":
-        warnings = _text_warnings(dataset)
+        about_contents = _text_warnings(dataset)
     else:
-        warnings = _image_warnings(dataset)
-    named = [f"{dataset.where}: {warning}" for warning in warnings]
-    of_all = [] if in_passing else [*repetition_warnings(dataset), *orientation_warnings(dataset)]
-    return [*names, *named, *of_all]
+        about_contents = _image_warnings(dataset)
+    warnings = [*about_other_files, *(f"{dataset.where}: {warning}" for warning in about_contents)]
+    if in_passing:
+        return warnings
+
+    # On repetitions, and on images that their files say to turn: all samples are read.
+    return [*warnings, *repetition_warnings(dataset), *orientation_warnings(dataset)]
 
 
 def repetition_warnings(dataset: Dataset) -> list[str]:
@@ -64,8 +67,9 @@ def _text_warnings(dataset: Dataset) -> list[str]:
     total = len(dataset)
     empty_count = 0
     for i in range(total):
-        has_text = any(part.strip() for part in parts_of(dataset[i]))
-        empty_count += not has_text
+        parts = parts_of(dataset[i])  # one text, or the two of a pair
+        if not any(part.strip() for part in parts):
+            empty_count += 1
     if not is_more_than_a_handful(empty_count, total):
         return []
     return [f"{empty_count} of {total} texts are empty: leave them out, or name the column of the text with ?text=NAME"]

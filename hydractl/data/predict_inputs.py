@@ -41,7 +41,7 @@ def open_inputs(
         UsageError, InputError: as for :func:`hydractl.data.open_data`, if there are several inputs of which one is no
             image file, and if standard input is empty.
     """
-    ((model, kind_read),) = reads.items()
+    [(model, kind_read)] = reads.items()  # of the one model: its name, and "image" or "text"
     other_inputs = [item for item in inputs if not _is_image_file(item)]
     if len(inputs) > 1 and other_inputs:
         raise UsageError(
@@ -50,10 +50,12 @@ def open_inputs(
         )
 
     # A data set, which is checked where it is opened.
-    first = inputs[0]
+    first = inputs[0]  # if it is no image file, there is no other input, as was checked
     if other_inputs and str(first) != STANDARD_INPUT:
         spec = DataSpec.of_option("INPUT", str(first), getattr(first, "held", None))
         return open_data(spec, limit=limit, seed=seed, labels=labels, ignore_labels=True, reads=reads, on_bad=on_bad)
+
+    # Standard input, or image files.
     if other_inputs:
         dataset = _read_standard_input(kind_read, limit)
     else:

@@ -164,7 +164,14 @@ class PseudoOod(Dataset):
     """
 
     def __init__(self, clean: Dataset, ood_kind: str, seed: int = 0, where: str | None = None) -> None:
-        """Check and store which kinds of OOD samples to make; each sample is made when it is read."""
+        """Check and store which kinds of OOD (out-of-distribution) samples to make; each is made when it is read.
+
+        Args:
+            clean: the samples of which they are made, one of each.
+            ood_kind: a way of making them, such as ``jigsaw``, or ``auto`` for all that fit the data.
+            seed: seed of the random draws.
+            where: the name of the data in messages; None for that of the clean samples.
+        """
         if where is None:
             where = clean.where
 
@@ -206,7 +213,10 @@ class PseudoOod(Dataset):
         return hashlib.sha256(text.encode("utf-8", "backslashreplace")).digest()
 
     def _possible_seconds(self, i: int) -> npt.NDArray[np.intp]:
-        """Return the indices of the samples of other classes. Without labels or other classes: all but ``i``."""
+        """Return the indices of samples that may be mixed with sample ``i``: those of other classes.
+
+        Without labels, or if all samples are of one class, these are all samples but ``i``.
+        """
         labels = self.clean.labels
         if labels is not None:
             of_other_classes = np.flatnonzero(labels != labels[i])

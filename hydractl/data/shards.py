@@ -61,7 +61,7 @@ class ShardImages(EncodedImages):
         Raises:
             UnreadableSample: if its tar file was removed, or is too short.
         """
-        place = self.places[i]
+        place = self.places[i]  # the tar file, and where the image lies in it
         if place.size > MOST_BYTES:
             raise self.unreadable(i, f"it has more than {MOST_BYTES >> 20} MiB")
         try:

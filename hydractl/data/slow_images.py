@@ -48,9 +48,12 @@ def _count_scans(content: bytes) -> None:
     scans = 0
     while True:
         found = _MARKER.search(content, position)
-        if found is None or found[1][0] == _END:
+        if found is None:
             return
-        if found[1][0] == _SCAN:
+        marker = found[1][0]  # the byte that says which marker it is
+        if marker == _END:
+            return
+        if marker == _SCAN:
             scans += 1
         if scans > MOST_SCANS:
             raise ValueError(f"the file has more than {MOST_SCANS} scans")

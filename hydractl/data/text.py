@@ -108,13 +108,17 @@ def read_table(spec: DataSpec, table: TextTable, limit: int | None, name: str) -
     labels: list[Any] = []
 
     def add(row: TextRow, columns: Mapping[str, str]) -> None:
-        """Add the text of a row, or its pair of texts, and its label, None where it has none."""
-        if not keys:
+        """Append the text of a row, or its pair of texts, to ``texts``, and its label or None to ``labels``.
+
+        ``columns`` has the names of the columns ``text``, ``label`` and, in a table of pairs, ``text_b``. A ValueError
+        is the end of a sentence on the row.
+        """
+        if not keys:  # the columns of the first row, for a message
             keys.extend(row.values)
         text = row.text_in(columns["text"])
         if "text_b" in columns:
             texts.append((text, row.text_in(columns["text_b"], hint=", and other rows are pairs")))
-        else:
+        else:  # single texts; no row may have a second one
             for column in names["text_b"]:
                 if row.values.get(column) is not None:
                     raise ValueError(f"is a pair with {column!r}, and other rows are single texts")

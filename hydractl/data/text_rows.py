@@ -125,10 +125,10 @@ def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
 
 
 def _table_with_header(spec: DataSpec, fields: Fields) -> TextTable:
-    """Return a table of a .csv or .tsv file, whose first row names the columns.
+    """Return a table of a .csv or .tsv file, whose first row names the columns. Only that row is read now.
 
     Args:
-        spec: the SPEC of the file.
+        spec: the SPEC of the file, the text that names the data set.
         fields: yields the place and the fields of each row, or the place and the reason why it cannot be read.
 
     Raises:
@@ -421,8 +421,8 @@ def read_rows(
     Raises:
         InputError: if columns are missing, or rows are broken (all are listed).
     """
-    columns = None  # the name of each column by its setting; None until it is chosen
-    needed: list[str] = []
+    columns = None  # the name of each column by its setting, e.g. {"text": "sentence"}; None until they are chosen
+    needed: list[str] = []  # for a JSON file it stays empty, and rows have all their keys
     if table.columns:
         columns = choose_columns(spec, names, table.columns)
         needed = [name for name in table.columns if name in columns.values()]

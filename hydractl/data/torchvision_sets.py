@@ -63,8 +63,10 @@ class TorchvisionImages(Dataset):
 def read_torchvision(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLabels]:
     """Return the samples and labels of one of torchvision's data sets. Nothing is ever downloaded.
 
+    The labels are read now, images later.
+
     Args:
-        spec: the SPEC ``torchvision:NAME[/split]?root=FOLDER``.
+        spec: the SPEC (the text that names the data set) ``torchvision:NAME[/split]?root=FOLDER``, in its parts.
 
     Returns:
         The data set, and its labels before they are mapped to the classes of a model.
@@ -73,7 +75,7 @@ def read_torchvision(spec: DataSpec, _limit: int | None) -> tuple[Dataset, RawLa
         UsageError: for an unknown name or split, or if ``?root=`` is missing.
         InputError: if files are missing or incomplete.
     """
-    spec.check_query(("root",))
+    spec.check_query(("root",))  # refuses other settings
     name, _, split = spec.path.partition("/")
     if name not in TORCHVISION_SETS:
         known = ", ".join(TORCHVISION_SETS)
