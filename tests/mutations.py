@@ -424,8 +424,8 @@ MUTATIONS = (
     Mutation(
         "one label that is taken for another is swapped",
         "hydractl/metrics/plausibility.py",
-        "if min(shares) > 0.5:",
-        "if max(shares) > 0.5:",
+        "if min(lowest_shares) > 0.5:",
+        "if max(lowest_shares) > 0.5:",
         "tests/metrics/test_plausibility.py -k fault_101",
     ),
     Mutation(
@@ -508,8 +508,8 @@ MUTATIONS = (
     Mutation(
         "numbers of classes without a sample",
         "hydractl/metrics/plausibility.py",
-        "            if not absent:\n",
-        "            if absent < classes:\n",
+        "elif classes_without_samples:",
+        "elif classes_without_samples == classes:",
         "tests/metrics/test_plausibility.py -k fault_88",
     ),
     Mutation(

@@ -13,7 +13,7 @@ FEWEST = 5
 
 
 def timed(runs: Sequence[float], reference: Sequence[float], batch_size: int, seed: int) -> TimedFigures:
-    """Return latency (ms), throughput (samples/s) and ratio (time relative to the first model) of one model.
+    """Return the times of one model: latency (ms), throughput (samples/s), and ratio to the first model's times.
 
     Args:
         runs: the seconds of one call, in each round.
@@ -87,8 +87,9 @@ def paired_ratio(runs: Sequence[float], reference: Sequence[float], seed: int) -
 def noisy(latency: LatencyRecord, ratio: float, interval: Sequence[float]) -> bool | None:
     """Return whether the times of a row scatter so much that its figures are uncertain; None with too few runs.
 
-    That is so if the middle half of its runs is wider than a tenth of their median, or the interval of its ratio is
-    wider than a tenth of the ratio. Single outliers change neither.
+    That is so if the middle half of its runs (between the quartiles) is wider than a tenth of their median, or the
+    interval of its ratio is wider than a tenth of the ratio. E.g. a median of 40 ms with quartiles of 38 and 43 ms:
+    5 ms are more than 4. Single outliers change neither.
     """
     if len(latency.runs) < FEWEST:
         return None

@@ -117,26 +117,35 @@ def _measure_dtype(
     dtype: str,
     progress: Progress,
 ) -> list[BenchRow]:
-    """Return the rows of one dtype, one for each model at each batch size.
+    """Return the measurements in one number format: a row for each model at each batch size.
 
     The models are freed on return, before those of the next dtype are built.
+
+    Args:
+        options: the options of bench.
+        rows: the models.
+        costs: what is known of each model without a measurement, in the same order.
+        device: the device on which they run.
+        dtype: the number format.
+        progress: is advanced by 1 after each round.
     """
     # Build all models once; compilation and inputs are per batch size.
     built = {row.name: row.build(str(device), dtype) for row in rows}
-    mode = options.compile_mode
+    mode = options.compile_mode  # None: not compiled
     measured = []
     for batch_size in options.batch_sizes:
-        where = f"batch {batch_size}, {dtype}, {device}"
+        where = f"batch {batch_size}, {dtype}, {device}"  # for messages
 
-        # Time all models in turn. The reference of all ratios is the first one.
+        # Time all models in turn: for each the seconds of one call in each round.
         contest = Contest(built, batch_size, device, options.seed, mode, where)
-        runs = contest.run(options.warmup, options.rounds, progress)
-        runs_of_first = runs[rows[0].name]  # the reference of all ratios
+        seconds_by_name = contest.run(options.warmup, options.rounds, progress)
+        seconds_of_first = seconds_by_name[rows[0].name]  # the reference of all ratios
 
         # One result for each model at this batch size.
         for row, cost in zip(rows, costs, strict=True):
-            timing = timed(runs[row.name], runs_of_first, batch_size, options.seed)
-            timing = timing.model_copy(update={"peak_memory_bytes": contest.peak_memory_bytes[row.name]})
+            times = timed(seconds_by_name[row.name], seconds_of_first, batch_size, options.seed)
+            peak_memory = contest.peak_memory_bytes[row.name]
+            timing = times.model_copy(update={"peak_memory_bytes": peak_memory})
             measured.append(
                 BenchRow(
                     model=row.name,
@@ -222,10 +231,16 @@ class Contest:
 
     @torch.inference_mode()
     def run(self, warmup: int, rounds: int, progress: Progress) -> dict[str, list[float]]:
-        """Return, by model, the seconds of one call in each measured round.
+        """Return, by the name of the model, the seconds of one call in each measured round.
 
-        The order is: a first call of each model (compiles it), warmup rounds, the peak memory of each model, measured
-        rounds. In a round each model is called once. Also sets :attr:`peak_memory_bytes`.
+        In a round each model is called once. It also sets :attr:`peak_memory_bytes`. The steps are: a first call of
+        each model, which compiles it; warmup rounds, whose times are dropped; the peak memory of each model; the
+        measured rounds.
+
+        Args:
+            warmup: the number of warmup rounds.
+            rounds: the number of measured rounds.
+            progress: is advanced by 1 after each round.
 
         Raises:
             NonFiniteError: a model returns NaN or infinity.
@@ -239,12 +254,12 @@ class Contest:
                 progress.advance()
             for name in self.models:
                 self.peak_memory_bytes[name] = self._peak_memory(name)
-            seconds: dict[str, list[float]] = {name: [] for name in self.models}
+            seconds_by_name: dict[str, list[float]] = {name: [] for name in self.models}
             for _ in range(rounds):
-                for name, elapsed in self._time_all_once().items():
-                    seconds[name].append(elapsed)
+                for name, seconds in self._time_all_once().items():
+                    seconds_by_name[name].append(seconds)
                 progress.advance()
-            return seconds
+            return seconds_by_name
 
     def _check_first_call(self, name: str) -> None:
         """Call a model for the first time, which compiles it if asked for, and check that it runs and is finite.
@@ -253,13 +268,13 @@ class Contest:
             NonFiniteError: it returns NaN or infinity.
             HydraError: it cannot run, or was not compiled although that was asked for.
         """
-        mode = self.mode
+        mode = self.mode  # None: not compiled
         try:
             if mode is not None:
-                # First uncompiled: values that a model computes once and keeps must not become a part of its graph.
+                # Once uncompiled: values that a model computes once and keeps must not become a part of its graph.
                 self.models[name](self._inputs[name])
-            output = self._call(name)
-            if self._records_graphs:
+            output = self._call(name)  # compiles it
+            if self._records_graphs:  # the next calls are recorded as CUDA graphs
                 for _ in range(_RECORDING):
                     output = self._call(name)
             is_finite = bool(torch.isfinite(output).all())
@@ -267,6 +282,8 @@ class Contest:
             verb = "run" if mode is None else "be compiled and run"
             message = f"{name} cannot {verb} ({self.where}): {first_line(error)}"
             raise HydraError(message, hint=_failure_hint(error, mode)) from error
+
+        # It ran: was it compiled, and is its output finite?
         if mode is not None and _compiled_graphs() == self._graphs_before:
             raise HydraError(
                 f"{name} was not compiled: torch.compile is switched off ({self.where})",
@@ -298,18 +315,18 @@ class Contest:
             ) from error
 
     def _time_all_once(self) -> dict[str, float]:
-        """Return by name the seconds of one call of each model; the order of the calls is drawn anew each time.
+        """Return, by name, the seconds of one call of each model; the order of the calls is random, anew each time.
 
-        A GPU runs behind the program, so wait for it before the clock is read.
+        A GPU runs behind the program, so :func:`wait` lets it finish before the clock is read.
         """
         names = list(self.models)
         order = self._random.permutation(len(names))
         seconds = {}
         for index in order:
             name = names[index]
-            self._free_last_answer()
             call = self._calls[name]
             inputs = self._inputs[name]
+            self._free_last_answer()  # CUDA graphs may overwrite it
             wait(self.device)
             start = time.perf_counter()
             call(inputs)
@@ -331,10 +348,13 @@ class Contest:
         """Return the bytes that a model would need alone on the device; None unless it is a CUDA GPU.
 
         These are the bytes of its weights and inputs, plus the most that a call adds: the peak in the call minus what
-        is in use before it.
+        is in use before it. E.g. weights and inputs of 100 MB, 300 MB in use before (several models are loaded), and a
+        peak of 350 MB in the call: 150 MB.
         """
         if self.device.type != "cuda":
             return None
+
+        # What a call adds.
         wait(self.device)
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -346,8 +366,8 @@ class Contest:
         # The memory in use before the call also holds other models, so add only the tensors of this one.
         model: nn.Module = self.models[name]
         inputs = self._inputs[name]
-        batch = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-        tensors = [*model.parameters(), *model.buffers(), *batch]
+        input_tensors = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+        tensors = [*model.parameters(), *model.buffers(), *input_tensors]
         bytes_of_tensors = sum(tensor.nbytes for tensor in tensors)
         return added_by_call + bytes_of_tensors
 
@@ -362,10 +382,14 @@ def _failure_hint(error: Exception, mode: str | None) -> str:
 
 
 def _compile(model: nn.Module, mode: str | None) -> Callable[[Any], Tensor]:
-    """Compile the whole model as one graph for exactly this batch size.
+    """Return the model as torch compiles it: as one graph, and for the batch size of the first call only.
 
-    With ``fullgraph``, a graph break, an error of the compiler or too many recompilations raise an error, even if torch
-    is configured to fall back to uncompiled code.
+    Nothing is compiled before that call. With ``fullgraph``, a graph break, an error of the compiler or too many
+    recompilations then raise an error, even if torch is configured to fall back to uncompiled code.
+
+    Args:
+        model: the model.
+        mode: torch's mode of compilation, e.g. ``reduce-overhead``.
     """
     # Newer versions of torch can cache the code of each model separately; older ones compile at most eight models.
     isolation: dict[str, bool] = {}

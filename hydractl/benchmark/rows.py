@@ -59,7 +59,8 @@ class BenchModel:
     def cost(self) -> BenchCost:
         """Return what a model costs without a measurement: parameters, mult-adds of one sample, and bytes of weights.
 
-        Several members are added up. ``mac_ratio`` is None here: it compares rows, so it follows when all are known.
+        Several members are added up. ``mac_ratio`` is None here: it compares rows (the models of the bench), so it is
+        set when all are known.
         """
         # The size and the multiply-adds, of the library's own model or of all members together.
         sources = self.model.sources
@@ -68,7 +69,7 @@ class BenchModel:
         else:
             whole = self.whole_last_block
             size = total_cost(cost_of(source.description, source.tensors, whole_last_block=whole) for source in sources)
-        members = sum(len(source.description.masks) for source in sources)
+        members = sum(len(source.description.masks) for source in sources)  # a file has one mask for each member
 
         return BenchCost(
             kind=self.kind,
@@ -139,26 +140,29 @@ def bench_rows(
 def input_of(model: ModelArgument) -> BenchInput:
     """Return the shape of one sample: ``image`` ``[channels, height, width]``, or the number of ``tokens``."""
     source = model.sources[0]
-    example = source.family.example_inputs(source.description.preprocess, 1, 0)
-    if isinstance(example, Tensor):
+    example = source.family.example_inputs(source.description.preprocess, 1, 0)  # one sample, drawn from seed 0
+    if isinstance(example, Tensor):  # an image, [1, channels, height, width]
         return BenchInput(image=list(example.shape[1:]))
-    ids = next(iter(example.values()))
-    return BenchInput(tokens=ids.shape[1])
+    first_tensor = next(iter(example.values()))  # a text: several tensors by name, [1, tokens] each
+    return BenchInput(tokens=first_tensor.shape[1])
 
 
 def check_inputs(models: Sequence[ModelArgument]) -> None:
-    """Check whether all models take inputs of one shape, so that their times can be compared.
+    """Raise an error unless all models take inputs of one shape, so that their times can be compared.
 
     Raises:
-        InputError: they do not: some read images and some texts, or their images or texts have different sizes.
+        InputError: some read images and some texts, or their images or texts have different sizes.
     """
     inputs = [input_of(model) for model in models]
     if all(sample == inputs[0] for sample in inputs):
         return
-    hint = "bench models of the same input together"
+    # The lengths of texts can be made equal; other inputs can not.
     lengths = [sample.tokens for sample in inputs if sample.tokens is not None]
-    if len(lengths) == len(inputs):
+    all_read_texts = len(lengths) == len(inputs)
+    if all_read_texts:
         hint = f"cut the texts of all at the same length: --max-length {min(lengths)}"
+    else:
+        hint = "bench models of the same input together"
     raise InputError(
         "these models read different inputs, so their times cannot be compared",
         hint=hint,
@@ -202,7 +206,7 @@ class StockModel(nn.Module):
         if getattr(config, "pad_token_id", _NO_TOKEN) is None:
             config.pad_token_id = _NO_TOKEN
 
-        # Its parameters, in this dtype, and those of its buffers that are stored become the tensors of the source.
+        # Read its parameters, in this dtype, and those of its buffers that the file has.
         tensors = {}
         for name, _ in self.network.named_parameters():
             tensors[name] = source.tensors.read(name).to(device, dtype, copy=True)
@@ -210,10 +214,12 @@ class StockModel(nn.Module):
         for name, _ in self.network.named_buffers():
             if name in stored_names:
                 tensors[name] = source.tensors.read(name).clone()
-        self.network.load_state_dict(tensors, strict=False, assign=True)
+        self.network.load_state_dict(tensors, strict=False, assign=True)  # not strict: other buffers stay as built
         self.requires_grad_(False).to(device).eval()
+
+        # A zero-shot model compares images with class texts, of which it computes the features once.
         self._features_of_labels: Tensor | None = None
-        is_zero_shot = self.family.classes(self.description.config) is None
+        is_zero_shot = self.family.classes(self.description.config) is None  # it has no classifier
         if is_zero_shot:
             self._features_of_labels = self._compute_features_of_labels()
 
@@ -228,6 +234,7 @@ class StockModel(nn.Module):
         labels = description.labels or STAND_INS
         templates = description.prompt or [DEFAULT_PROMPT]
         prompts = self.family.prompts(description.config, description.preprocess, labels, templates)
+        # Run the text tower: embed the prompts, then one transformer block after another, then read the features out.
         towers = self.family.stages(self.network)
         tower_of_labels = next(tower for tower in towers if tower.of_labels)
         state = tower_of_labels.stem(self._moved(prompts))
@@ -243,12 +250,14 @@ class StockModel(nn.Module):
     def _logits(self, inputs: Any) -> Tensor:
         """Return logits ``[B, classes]``: for a zero-shot model by comparing features, else the library's own."""
         if self._features_of_labels is not None:
-            images = self.family.sample_features(self.network, inputs)
-            return self.family.logits(self.network, [images, self._features_of_labels])
+            image_features = self.family.sample_features(self.network, inputs)  # [B, D]
+            return self.family.logits(self.network, [image_features, self._features_of_labels])
+        # Texts are several tensors by name, images are one tensor.
         if isinstance(inputs, Mapping):
             output = self.network(**inputs)
         else:
             output = self.network(inputs)
+        # timm returns the logits themselves, transformers an object with them.
         if isinstance(output, Tensor):
             return output
         logits: Tensor = output.logits
@@ -280,15 +289,18 @@ def unsliced(source: Source) -> Source | None:
     * heads removed, their weights zeroed (layout ``zeroed``): a model with these heads as zeros.
     """
     description = source.description
-    if len(description.masks) != 1:  # fused: one mask for each member
+    is_fused = len(description.masks) != 1  # one mask (of present heads) for each member
+    if is_fused:
         return None
-    if description.mask.is_full:
+    mask = description.mask
+    if mask.is_full:
         return source
     if description.layout != "zeroed":
         return None
-    mask = description.mask
-    all_heads = HeadMask.full(source.sites)
+
+    # Fill the removed heads with zeros, and describe the model as one that has all heads.
     tensors = zeroed(source.tensors, source.family, source.sites, mask, mask)
+    all_heads = HeadMask.full(source.sites)
     with_all_heads = replace(description, kind="dense", layout="sliced", masks=[all_heads])
     return replace(source, description=with_all_heads, tensors=tensors)
 
@@ -309,6 +321,7 @@ def stock_cost(source: Source) -> dict[str, int]:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
+    # Build the model of tensors without data (device "meta"), and count the operations of one sample.
     tensors = shapes_only(source.tensors)
     model = StockModel(replace(source, tensors=tensors), torch.device("meta"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -20,14 +20,18 @@ from hydractl.metrics.samples import Samples
 
 
 def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str, Any]:
-    """Return ``corruptions``, metrics by corruption and severity, and ``corruption_avg``, their means by severity.
+    """Return the metrics on corrupted data (e.g. blurred images): each corruption has several severities.
 
-    Measured are the number of samples and all metrics with ``by_severity``; without labels only the number. A mean is
-    over all corruptions, which have the same severities and metrics.
+    The keys of the result:
+
+    * ``corruptions``: by corruption, then by severity, the number of samples and, if there are labels, the metrics that
+      are declared with ``by_severity``;
+    * ``corruption_avg``: by severity, the mean of each metric over all corruptions, which have the same severities.
 
     Args:
         measured: the corrupted data sets, each with a name ``CORRUPTION/SEVERITY``, and the predictions on them.
     """
+    # Measure each data set, and enter its block of metrics twice: by corruption, and by severity alone.
     keys = [metric.key for metric in metrics("id") if metric.by_severity]
     by_corruption: dict[str, dict[str, dict[str, Any]]] = {}
     blocks_by_severity: dict[str, list[dict[str, Any]]] = {}
@@ -36,9 +40,12 @@ def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str,
         block = dict(id_block(samples, keys))
         by_corruption.setdefault(corruption, {})[severity] = block
         blocks_by_severity.setdefault(severity, []).append(block)
+
+    # The mean over corruptions at each severity; all blocks have the same metrics, and without labels none.
     means = {}
     for severity, blocks in blocks_by_severity.items():
-        means[severity] = means_of(blocks, [key for key in keys if key in blocks[0]])
+        measured_keys = [key for key in keys if key in blocks[0]]
+        means[severity] = means_of(blocks, measured_keys)
     return {"corruptions": by_corruption, "corruption_avg": means}
 
 
@@ -82,6 +89,7 @@ def known_keys(options: EvalOptions, sets: Sequence[EvalSet]) -> list[str]:
     keys += ["cost.params", "cost.macs", "cost.single_macs", "threshold.value", "threshold.id_flagged"]
     keys += [f"threshold.ood_flagged.{name}" for name in ood_names]
     keys.append("calibration.temperature")
+    # Those on corrupted data: measured on no samples, all keys are there.
     nothing = no_samples(["msp"], labelled=labelled)
     corrupted = corruption_metrics([(dataset, nothing) for dataset in of_role(sets, CORRUPTION)])
     keys += [key for key, _ in dotted_numbers(corrupted)]
@@ -130,10 +138,13 @@ def _sentences_on(kind: MetricKind) -> dict[str, str]:
 
 
 def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> dict[str, object]:
-    """Return the object ``conventions`` of an answer: a sentence on every key that a row may have, by the key.
+    """Return the object ``conventions`` of an answer of eval, which says what the numbers in its rows mean.
 
-    Beside them it has a sentence for each OOD score (``ood_scores``), the name of the leading OOD score
-    (``ood_score``), and by the name of the model its ``max_length`` and ``prompt``, where it has them.
+    * by each key that a row (the measurements of one model) may have: a sentence;
+    * ``ood_scores``: a sentence for each OOD score that a row has, by its name;
+    * ``ood_score``: the main OOD score, that of the OOD metrics in the row itself: one name, or one for each row by the
+      name of the row, if rows differ;
+    * ``max_length`` and ``prompt``: these settings by the name of the model, where a model has them.
 
     Args:
         rows: all rows of the answer.
@@ -141,14 +152,18 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
     """
     explained: dict[str, object] = {**sentences()}
 
-    # The OOD scores. The leading score is one name, or one for each row if rows differ.
-    leading_scores = {row.name: row.ood_score for row in rows if row.ood_score is not None}
-    names = [*leading_scores.values(), *(name for row in rows for name in row.scores)]
-    explained["ood_scores"] = {
-        name: SCORES[name].convention if name in SCORES else FEATURE_SCORES[name].convention for name in names
-    }
-    are_equal = len(set(leading_scores.values())) == 1
-    explained["ood_score"] = rows[0].ood_score if are_equal else leading_scores
+    # The OOD scores: the main one of each row, then all that rows report.
+    main_scores = {row.name: row.ood_score for row in rows if row.ood_score is not None}
+    names = list(main_scores.values())
+    for row in rows:
+        names += row.scores
+    score_sentences = {}
+    for name in names:
+        score = SCORES[name] if name in SCORES else FEATURE_SCORES[name]
+        score_sentences[name] = score.convention
+    explained["ood_scores"] = score_sentences
+    are_equal = len(set(main_scores.values())) == 1
+    explained["ood_score"] = rows[0].ood_score if are_equal else main_scores
 
     # Settings of single models.
     for key in ("max_length", "prompt"):

@@ -170,12 +170,16 @@ def fit(
 def _logits_and_labels(
     batches: Sequence[LogitsBatch], labelled: EvalSet
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return the logits ``[M, N, C]`` and the labels ``[N]`` of batches in the order of their samples."""
+    """Return the logits ``[M, N, C]`` and the labels ``[N]`` of all batches, sorted by the samples' indices in the set.
+
+    Samples that could not be read are missing in the batches, and in the result.
+    """
     assert labelled.labels is not None
-    rows = np.concatenate([batch.rows for batch in batches])
+    indices = np.concatenate([batch.rows for batch in batches])  # of the samples in the data set, [N]
     logits = np.concatenate([batch.logits for batch in batches], axis=1)
-    order = np.argsort(rows, kind="stable")
-    return logits[:, order], labelled.labels[rows[order]]
+    order = np.argsort(indices, kind="stable")
+    labels = labelled.labels[indices[order]]
+    return logits[:, order], labels
 
 
 def _threshold(
@@ -193,15 +197,15 @@ def _threshold(
     not given                the one in the model's file, if it suits the score and the calibration
     given, constant score    None
     ``score:X``              X
-    ``id:S``, ``ood:S``      a quantile of the scores on ``--val`` or on all ``--ood-val`` sets
+    ``id:S``, ``ood:S``      a quantile of the scores on ``--val`` or on all ``--ood-val`` sets together
     =======================  ===========================================================================
 
     Args:
         model: the model.
         options: the options of fitting.
         score: the name of the score.
-        scored: its values on each validation set, by name.
-        warnings: receives a sentence if the threshold is odd.
+        scored: its values on each validation set, by name: ``VAL`` is the ID set, all others are OOD sets.
+        warnings: receives a sentence if the threshold is odd, and None if not; only if it was tried on data.
     """
     requested = options.threshold
     if requested is None:
@@ -218,11 +222,13 @@ def _threshold(
     if requested.side == "score" and VAL not in scored:
         return StoredThreshold(score=score, value=value, rule=requested.rule)
 
-    # The scores on the ID validation set, or for ood:S on all OOD validation sets together.
-    counts_ood = requested.side == "ood"
-    option = "--ood-val" if counts_ood else "--val"
-    counted = [values for name, values in scored.items() if (name != VAL) == counts_ood]
-    scores = np.concatenate(counted)
+    # The scores on the ID validation set, or for ood:S on all OOD validation sets together, [N].
+    if requested.side == "ood":
+        option = "--ood-val"
+        scores = np.concatenate([values for name, values in scored.items() if name != VAL])
+    else:
+        option = "--val"
+        scores = scored[VAL]
     if requested.side != "score":
         value = choose_threshold(requested, scores)
     warnings.append(threshold_warning(requested, value, scores, option))
@@ -232,14 +238,15 @@ def _threshold(
 def _compare_scores(inside: Samples, outside: Mapping[str, Samples]) -> dict[str, ComparedScoreRecord]:
     """Return the AUROC of each OOD score on every OOD validation set against the ID validation set, and their mean.
 
-    A score that is constant for the model has no AUROC, and no mean.
+    A score that is constant for the model, e.g. the mutual information of a single member, has no AUROC and no mean.
 
     Args:
         inside: the calibrated predictions on the ID validation set, with all scores.
         outside: those on each OOD validation set, by the name of the set.
     """
-    compared = {name: ComparedScoreRecord(by_set={}) for name in inside.scores}
-    for name, aurocs in resample_aurocs(inside, outside, list(inside.scores), rounds=0).items():
+    compared = {name: ComparedScoreRecord(by_set={}) for name in inside.scores}  # as constant scores stay
+    aurocs_by_score = resample_aurocs(inside, outside, list(inside.scores), rounds=0)  # without constant scores
+    for name, aurocs in aurocs_by_score.items():
         mean = mean_over_sets(aurocs, name).values[name]
         by_set = {set_name: auroc for set_name, auroc in aurocs.values.items() if auroc is not None}
         compared[name] = ComparedScoreRecord(auroc=mean, by_set=by_set)

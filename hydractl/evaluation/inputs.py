@@ -74,7 +74,8 @@ def read_batches(
 ) -> Iterator[Batch]:
     """Yield the batches of a data set, from memory if they were already read with the same settings.
 
-    Batches of a complete set are kept for the next model if they fit into memory (:func:`keeping_batches`).
+    Inside :func:`keeping_batches`, the batches of a complete set are kept for the next model if they fit into memory;
+    elsewhere none are kept.
 
     Args:
         dataset: the data set.
@@ -82,8 +83,8 @@ def read_batches(
         preprocess: the settings that decide ``collate``, including the family of the model.
         batch_size: the number of samples in a batch.
         workers: the number of processes that read samples.
-        rows: the indices of the samples to read, in this order, of which none need be readable; None means all samples.
-            Only complete sets are kept.
+        rows: the indices of the samples to read, in this order; None means all samples. Batches of given samples are
+            never kept, and may turn out empty: it is no error if none of the samples can be read.
     """
     assert dataset.dataset is not None  # the settings require --test for a model that runs
     is_part = rows is not None
@@ -99,15 +100,15 @@ def read_batches(
         yield from memory.values[key]
         return
 
-    # Collect the batches while they are read. If they become too large, collect none of them.
+    # Collect the batches while they are read. If they become too large for the memory, collect none of them.
     collected: list[Batch] = []
-    collected_bytes = 0
+    bytes_read = 0
     for batch in new_batches:
         yield batch
         # The inputs are one tensor, or several by name.
         tensors = batch.inputs.values() if isinstance(batch.inputs, Mapping) else [batch.inputs]
-        collected_bytes += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
-        if collected_bytes <= memory.room:
+        bytes_read += sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+        if bytes_read <= memory.room:
             collected.append(batch)
         else:
             collected.clear()
@@ -116,4 +117,4 @@ def read_batches(
     # became too large.
     collected_samples = sum(len(batch.indices) for batch in collected)
     if collected_samples == len(dataset):
-        keep(key, collected, collected_bytes)
+        keep(key, collected, bytes_read)

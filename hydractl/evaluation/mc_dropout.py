@@ -46,14 +46,16 @@ def with_layers(source: Source) -> Source:
 
 
 def turn_on(model: Any, p: float) -> None:
-    """Turn on all dropout layers of a model with the marking rate, and give them the rate p, in place.
+    """Make dropout random in a model in eval mode, with the rate p, in place; all else, e.g. norms, stays in eval mode.
 
-    Everything else, e.g. norms, stays in eval mode.
+    Only layers of the rate ``_MARK`` are turned on, a rate that no model has by itself and :func:`with_layers` gives
+    to the layers that belong to MC dropout.
 
     Args:
         model: a model that was built from the result of :func:`with_layers`, or an ensemble of such models.
         p: the dropout rate, at least 0 and below 1. With 0, each pass equals the model's own answer bit by bit.
     """
+    # Dropout is a layer of its own, or for attention a part of the attention module.
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p == _MARK:
             module.p = p
@@ -64,7 +66,7 @@ def turn_on(model: Any, p: float) -> None:
 
 
 def dropout_logits(model: Any, dropout: DropoutRecord, inputs: Any, data: str, first: int) -> Tensor:
-    """Return the logits of every member in every pass, ``[N * M, B, classes]``, pass by pass.
+    """Return the logits of M members in N random passes, ``[N * M, B, classes]``: all members of the first pass first.
 
     The same arguments always give the same dropout masks. The caller's random generators are not changed.
 
@@ -75,7 +77,7 @@ def dropout_logits(model: Any, dropout: DropoutRecord, inputs: Any, data: str, f
         data: the fingerprint of the data set.
         first: the index of the batch's first sample in the data set.
     """
-    # One seed for each batch of each data set.
+    # A seed for each batch of each data set: 56 bits of a hash of the settings.
     digest = hashlib.sha256(f"{dropout.seed} {data} {first}".encode()).digest()
     batch_seed = int.from_bytes(digest[:7], "big")
     with _seeded_generators(batch_seed, next(model.parameters()).device):

@@ -49,9 +49,14 @@ _FIGURES = (
 def means(answers: Answers, over: Literal["seed", "data"]) -> EvalAnswer:
     """Return an answer whose figures are means over runs, with sample standard deviations (n - 1) beside them.
 
-    Over seeds, the runs of a row are the rows of all answers that have the same name before ``#``. A model that was
-    measured again, with equal figures, is the same run. Over data sets, the runs are the rows of the same name. Counts
-    and facts that differ between runs are left out, and so are members, curves, intervals and paired differences.
+    A row holds the figures of one model, and a run is one row of an answer. Which runs a mean is taken over:
+
+    * over seeds: the rows of all answers that have the same name before ``#``, e.g. ``deep#0`` and ``deep#1``; a model
+      that was measured again, with equal figures, is the same run;
+    * over data sets: the rows of the same name.
+
+    Counts and facts that differ between runs are left out, and so are members, curves, intervals and paired
+    differences.
 
     Args:
         answers: the answers of eval, by file.
@@ -122,9 +127,10 @@ def _check_data(answers: Answers, over: str) -> None:
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
-    """Return the runs of each row, by the name that they share: over seeds ``deep`` for ``deep#0`` and ``deep#1``.
+    """Return the runs that a mean is taken over, by the name that they share.
 
-    Over seeds, the same model with the same figures in two answers counts once.
+    Over data sets that is the name of the row; over seeds what stands before ``#``: ``deep`` for ``deep#0`` and
+    ``deep#1``. Over seeds, the same model with the same figures in two answers counts once.
 
     Args:
         answers: the answers of eval, by file.
@@ -138,8 +144,8 @@ def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
                 continue
             name, _, _ = row.name.partition("#")
             runs = runs_by_name.setdefault(name, [])
-            earlier = [run.row for run in runs if run.row.sha256 == row.sha256]
-            if _figures_as_json(row) not in map(_figures_as_json, earlier):
+            figures_of_same_model = [_figures_as_json(run.row) for run in runs if run.row.sha256 == row.sha256]
+            if _figures_as_json(row) not in figures_of_same_model:
                 runs.append(Run(path, row))
     return runs_by_name
 
@@ -196,8 +202,12 @@ def _settings_to_agree_on(row: EvalRow, over: str) -> dict[str, object]:
         over: ``seed`` or ``data``, what the runs differ in.
     """
     document = row.to_dict()
-    settings: dict[str, object] = {"the number of members": max(1, len(row.members or ()))}
-    for key in _SETTINGS if over == "data" else (*_SETTINGS, *_SETTINGS_OF_SEEDS):
+    number_of_members = max(1, len(row.members or ()))  # a row of one model lists no members
+    settings: dict[str, object] = {"the number of members": number_of_members}
+    keys = list(_SETTINGS)  # dotted, e.g. threshold.rule
+    if over == "seed":
+        keys += _SETTINGS_OF_SEEDS
+    for key in keys:
         value = value_at(document, key)
         settings[key] = None if value is MISSING else value
     # A given temperature is a setting; a fitted temperature is a figure of the run and may differ.
@@ -217,11 +227,16 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> EvalRow:
     ``std`` holds the sample standard deviation (n - 1) of each figure by its dotted key. Facts, such as the OOD score,
     are kept if they are the same in all runs; of seen samples, the largest number in any run is kept.
     """
+    # The means and deviations of figures.
     deviations: dict[str, float] = {}  # filled by _means()
     means_of_runs = _means([_figures_as_json(run) for run in runs], deviations)
+
+    # Facts that are the same in all runs.
     in_common = _in_common([run.to_dict() for run in runs])
     facts = {key: value for key, value in in_common.items() if key in _FACTS}
-    most_seen: dict[str, int] = {}  # of any run, by data set
+
+    # The largest number of seen samples in any run, by data set.
+    most_seen: dict[str, int] = {}
     for run in runs:
         for data_set, count in run.seen.items():
             most_seen[data_set] = max(most_seen.get(data_set, 0), count or 0)
@@ -229,7 +244,7 @@ def mean_row(name: str, runs: Sequence[EvalRow]) -> EvalRow:
         "name": name,
         "runs": len(runs),
         "std": deviations,
-        "sha256": [digest for run in runs for digest in run.files],
+        "sha256": [digest for run in runs for digest in run.files],  # of the files of all runs
         **facts,
         **means_of_runs,
         "seen": most_seen,
@@ -246,9 +261,12 @@ def _figures_as_json(run: EvalRow) -> dict[str, object]:
 def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = "") -> dict[str, object]:
     """Return the mean over runs of every figure that all runs have, in objects nested as the figures are.
 
+    What a key has in the runs decides:
+
     * an object in all runs: the means of what it holds;
-    * a text, a count or None: kept if it is the same in all runs, left out otherwise;
-    * numbers of which one at least is a fraction: their mean, and their standard deviation in ``deviations``.
+    * the same text, count (int) or None in all runs: this value;
+    * numbers, of which at least one is a float: their mean, and their standard deviation in ``deviations``;
+    * anything else, e.g. texts or counts that differ: left out.
 
     Args:
         runs: the figures of each run.
@@ -273,9 +291,10 @@ def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = ""
             means[key] = first
             continue
 
-        # A fraction. Counts and texts that differ are left out.
+        # Numbers, not all of them counts.
         numbers = [value for value in values if isinstance(value, (int, float))]
-        if len(numbers) == len(values) and any(type(value) is float for value in values):
+        has_float = any(type(value) is float for value in values)
+        if has_float and len(numbers) == len(values):
             means[key] = statistics.mean(numbers)
             if len(numbers) > 1:
                 deviations[f"{path}{key}"] = statistics.stdev(numbers)
@@ -290,10 +309,12 @@ def _test_sets(answers: Answers) -> dict[str, DataSetRecord]:
     sets: dict[str, DataSetRecord] = {}
     for name in _set_names(answers):
         entries = [answer.test[name] for answer in answers.values() if name in answer.test]
-        if len({entry.fingerprint for entry in entries}) == 1:
+        is_one_set = len({entry.fingerprint for entry in entries}) == 1
+        if is_one_set:
             sets[name] = entries[0]
-        else:
-            sets |= {f"{name}#{index}": entry for index, entry in enumerate(entries)}
+            continue
+        for index, entry in enumerate(entries):
+            sets[f"{name}#{index}"] = entry
     return sets
 
 

@@ -50,7 +50,9 @@ class Measuring:
         output: Output | None,
         seen: Mapping[str, int],
     ) -> EvalRow:
-        """Measure one model, write its predictions if they are asked for, and release its weights.
+        """Return the row of one model: its measurements. Its weights are freed afterwards.
+
+        Its predictions are written to ``output``, if there is one, while it runs.
 
         Args:
             model: the model.
@@ -71,11 +73,13 @@ class Measuring:
             if writer is not None:
                 writer.close()
 
-        # Publish the logits, which the writer has put into an unfinished file, after the whole row was measured. If an
-        # earlier run had completed the file, nothing is left to do.
-        if output is not None and writer is not None and writer.path != output.target:
-            output.adopt(writer.path)
-            output.commit()
+        # Publish the predictions, which the writer has put into an unfinished file, now that the whole row is measured.
+        # If an earlier run had completed the file, the writer has that file, and nothing is left to do.
+        if output is not None and writer is not None:
+            was_complete = writer.path == output.target
+            if not was_complete:
+                output.adopt(writer.path)
+                output.commit()
         return row
 
     def _measure(
@@ -157,9 +161,10 @@ class Measuring:
         )
 
     def _row_scores(self, model: LogitsProvider) -> list[str]:
-        """Return the OOD scores of a row, and warn of those that are constant for a single member.
+        """Return the names of the OOD scores of a model, the main one first.
 
-        A line in the log says if the leading score comes from the model's file.
+        The log gets a line if the main score is taken from the model's file, and a warning of scores that are constant
+        for a model of one member.
         """
         scores = row_scores(model, self._options)
         if model.stored.ood_score is not None and not self._options.scores:
@@ -174,9 +179,13 @@ class Measuring:
     def _intervals(
         self, name: str, inside: Samples, outside: Mapping[str, Samples], groups: Mapping[str, str | None]
     ) -> dict[str, Any]:
-        """Return the bootstrap intervals of a row, ``ci``, and except for the first row its ``difference`` to that row.
+        """Return what the bootstrap adds to a row (a model of the answer); empty if no intervals were asked for.
 
-        Nothing is returned if no intervals were asked for.
+        * ``ci``: the interval of each metric;
+        * ``difference``, except for the first row: each metric of the row minus that of the first row, with an
+          interval.
+
+        The resamples of the first row are kept in this object for the rows after it.
 
         Args:
             name: the name of the row.
@@ -184,16 +193,17 @@ class Measuring:
             outside: the predictions on each OOD set, by its name.
             groups: ``near``, ``far`` or None for each OOD set.
         """
-        # The metrics of this row on many random resamples of the data. The seed makes all rows use the same resamples.
         rounds = self._options.bootstrap
         if not rounds:
             return {}
+        # The metrics of this row on many random resamples of the data. The seed makes all rows use the same resamples.
         with self._log.progress(f"intervals of {name}", rounds, "resamples") as progress:
             resampled = bootstrap.resample(
                 inside, outside, groups, rounds=rounds, seed=self._options.seed, advance=progress.advance
             )
         intervals = bootstrap.intervals(resampled)
-        if self._resampled_first_row is None:  # the first row has nothing to be compared with
+        if self._resampled_first_row is None:  # this is the first row, which has nothing to be compared with
             self._resampled_first_row = resampled
             return {"ci": intervals}
-        return {"ci": intervals, "difference": bootstrap.paired_differences(self._resampled_first_row, resampled)}
+        differences = bootstrap.paired_differences(self._resampled_first_row, resampled)
+        return {"ci": intervals, "difference": differences}

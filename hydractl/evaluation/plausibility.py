@@ -33,9 +33,9 @@ from hydractl.model.source import warnings_of_opening
 def findings_before(
     models: Sequence[LogitsProvider], sets: Sequence[EvalSet], options: EvalOptions
 ) -> Iterator[str | None]:
-    """Yield a sentence on each thing that is odd about models and data before anything runs, or None.
+    """Yield the results of several checks of models and data before anything runs: a warning, or None if all is well.
 
-    These are class names, samples, number formats, long texts and labels.
+    They are of what opening the models showed, samples, number formats, texts that are cut, and labels.
 
     Args:
         models: the models of all rows.
@@ -50,22 +50,24 @@ def findings_before(
         yield slow_format(resolve_dtype(options.dtype), resolve_device(options.device))
 
     # How many texts of each set are cut, once for all models that cut texts in the same way.
-    ways: list[object] = []  # the ways of preparing texts that were looked at
+    checked_preprocesses: list[object] = []  # the settings by which texts are prepared
     for model in running:
         source = model.argument.sources[0]
         preprocess = source.description.preprocess
-        if model.reads != "text" or preprocess in ways:
+        if model.reads != "text" or preprocess in checked_preprocesses:
             continue
-        ways.append(preprocess)
+        checked_preprocesses.append(preprocess)
         for eval_set in sets:
             assert eval_set.dataset is not None  # a model that runs needs data
             yield cut_warning(eval_set.dataset, source.family.collate(preprocess))
 
-    # Labels: all are of one class, or the ID test data have none. If predictions are stored, that is expected.
+    # Labels: all are of one class, or the ID test data have none. That is expected where predictions are written
+    # (--predictions), as they may be of data without labels.
     for eval_set in sets:
         if eval_set.role in (ID, VAL, TRAIN) and eval_set.dataset is not None:
             yield one_class_warning(eval_set.dataset)
-        if eval_set.role == ID and eval_set.labels is None and options.predictions is None:
+        lacks_labels = eval_set.role == ID and eval_set.labels is None
+        if lacks_labels and options.predictions is None:
             warning = f"{eval_set.option_and_spec()} has no labels: accuracy and calibration are not measured"
             hint = getattr(eval_set.dataset, "label_hint", None)
             yield f"{warning} ({hint})" if hint else warning
@@ -82,9 +84,11 @@ def _read_as_they_are(sets: Sequence[EvalSet]) -> list[Dataset]:
 
 
 def findings_of_samples(models: Sequence[LogitsProvider], sets: Sequence[EvalSet]) -> Iterator[str | None]:
-    """Yield a sentence on samples that occur again and again, or that a model was trained on; or None.
+    """Yield the results of several checks of samples: a warning, or None if all is well.
 
-    Samples that were not read yet are read for it, so it is best done when the models have run on them.
+    The checks look for samples that two data sets share, that a model was trained on, that occur again and again, or
+    whose images are turned. Samples that were not read yet are read for it, so it is best done when the models have
+    run on them.
 
     Args:
         models: the models of all rows.
@@ -129,17 +133,17 @@ def warnings_of_row(
         model: the model of the row.
         inside: its predictions on the ID test data.
         fitted: everything that was fitted for it, with its predictions on the validation data.
-        conformal: its prediction sets; None if there are none.
+        conformal: the measurements of its prediction sets; None if there are none.
         sets: the test sets, the ID set first.
         advises_temperature: whether to advise a temperature where the NLL is implausible.
     """
-    # The name of the data says which is meant where the command is a step of a study, and --test its validation data.
+    # Messages name option and data, e.g. "--test cifar10/test", as --test of a step of a study has validation data.
     id_option = sets[0].option_and_spec()
 
-    # The accuracy on the ID test data should be close to the one that the training recorded.
-    expected_on_val = None
+    # The accuracy on the ID test data should be close to the one that the training recorded. If it is not, the NLL is
+    # not looked at: wrong answers imply wrong probabilities.
+    accuracy_on_test = None
     if inside.labels is not None:
-        # If the NLL is implausible, too, only the accuracy is reported, as a wrong one implies wrong probabilities.
         assert inside.label_log_probs is not None
         warning = _accuracy_warning(model, inside, _recorded_accuracy(model))
         if warning is None:
@@ -148,15 +152,17 @@ def warnings_of_row(
                 warning += ": fit a temperature with --temperature fit --val SPEC"
         if warning is not None:
             yield f"{model.name}: {id_option}: {warning}"
-        test_accuracy = inside.mean("correct")
-        expected_on_val = ExpectedAccuracy(test_accuracy, samples=len(inside), where=f"that on {id_option}")
-    yield from warnings_of_fit(model, fitted, expected_on_val)
+        correct = inside.mean("correct")
+        accuracy_on_test = ExpectedAccuracy(correct, samples=len(inside), where=f"that on {id_option}")
 
-    # Prediction sets with nearly all classes say nothing.
+    # The accuracy on the validation data should be close to that on the test data.
+    yield from warnings_of_fit(model, fitted, accuracy_on_test)
+
+    # Prediction sets that all hold every class say nothing.
     if conformal is not None and fitted.conformal is not None:
-        warning = full_sets_warning(fitted.conformal, conformal.mean_size, model.classes)
-        if warning is not None:
-            yield f"{model.name}: {warning}"
+        warning_of_sets = full_sets_warning(fitted.conformal, conformal.mean_size, model.classes)
+        if warning_of_sets is not None:
+            yield f"{model.name}: {warning_of_sets}"
 
 
 def warnings_of_fit(model: LogitsProvider, fitted: Fit, expected: ExpectedAccuracy | None = None) -> Iterator[str]:

@@ -57,9 +57,11 @@ def check_scores(models: Sequence[Model], sets: Sequence[EvalSet], options: Eval
     training_data = only(sets, TRAIN)
     for model in models:
         for score in on_features(row_scores(model, options)):
+            # A model that runs computes the score; stored predictions must hold it.
             if not isinstance(model, Predictions):
                 _check_computed_score(score, model, training_data, options)
-            elif score not in model.on_features:
+                continue
+            if score not in model.on_features:
                 hint = f"write it again: eval --ood-score {score} --train SPEC --predictions F.st"
                 raise InputError(f"the predictions of {model.name} hold no scores by {score}", hint=hint)
 
@@ -94,8 +96,9 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
             raise UsageError(f"--ood-score {score} needs --train SPEC, training data of {model.name}")
         return
 
-    # Missing labels. The hint names scores that need none.
-    if training_data.labels is None and ON_FEATURES[score] == "labels":
+    # Missing labels. ON_FEATURES says what each score needs. The hint names scores that need no labels.
+    needs_labels = ON_FEATURES[score] == "labels"
+    if needs_labels and training_data.labels is None:
         scores_for_any_model = [name for name in ON_FEATURES if name not in OF_ZERO_SHOT]
         scores_without_labels = [name for name in scores_for_any_model if ON_FEATURES[name] != "labels"]
         raise InputError(
@@ -120,24 +123,26 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
         model: the model of the row.
         options: the options of the command.
     """
-    asked_for = list(dict.fromkeys(options.scores))
+    asked_for = list(dict.fromkeys(options.scores))  # each name once; with `all` these are all names
     if not asked_for:
         return [model.stored.score]
     if not options.all_scores:
         return asked_for
 
-    # Scores on features are possible only if the model's file stores them ...
-    impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
-    # ... or if the model runs, without MC dropout, and there are training data: then all that suit it.
-    if isinstance(model, RunningModel) and model.mc_dropout is None and options.train is not None:
-        unsuited = [HEDGE]
+    # All scores. Those on features need training data and a model that runs and computes features, or else the model's
+    # file must store them (`model.on_features`).
+    if not isinstance(model, RunningModel) or model.mc_dropout is not None or options.train is None:
+        impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
+    else:
+        unsuited = [HEDGE]  # a sum of the others, fitted only if it is asked for by name
         if layers_may_not_fit(model.argument.sources):
             unsuited += OF_LAYERS
         unsuited += [score for score in ON_FEATURES if _lacks_words(score, options)]
         impossible_scores = [score for score in unsuited if score not in model.on_features]
         if not model.zero_shot:
             impossible_scores += OF_ZERO_SHOT
-    return [name for name in asked_for if name not in impossible_scores and not says_nothing(name, model.members)]
+    possible = [name for name in asked_for if name not in impossible_scores]
+    return [name for name in possible if not says_nothing(name, model.members)]
 
 
 # --- the rows of eval -------------------------------------------------------------------------------------------------
@@ -173,9 +178,10 @@ def open_rows_and_sets(
 
 
 def _take_calibration(path: str, rows: Sequence[Model]) -> None:
-    """Put what ``calibrate`` chose for a model in the place of what the model's file holds.
+    """Replace, in the rows of one model, what the model's file holds by what ``calibrate`` chose; the rows change.
 
-    It is for the rows of the same model; if some of them also have the name in the answer, for these only.
+    A row is a model with its options; several rows may be of the same model. If some of these have the name that is in
+    the answer of ``calibrate``, only they change.
 
     Args:
         path: the answer of ``calibrate``.
@@ -189,10 +195,12 @@ def _take_calibration(path: str, rows: Sequence[Model]) -> None:
     if not of_the_model:
         hint = "give the files, class names and prompts that it was chosen for, or leave it out"
         raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
-    chosen = chosen_by(answer, path)
     of_that_name = [row for row in of_the_model if row.name == answer.model.name]
-    for row in of_that_name or of_the_model:
+    changed_rows = of_that_name or of_the_model
+    chosen = chosen_by(answer, path)
+    for row in changed_rows:
         row.stored = replace(chosen, conformal=kept_conformal(row, chosen))
+        # The validation data count as seen by the model.
         row.seen = merged(row.seen, checked(answer.seen, path))
 
 
@@ -253,6 +261,7 @@ def _warn_of_left_out(
         chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
             ``without dropout``.
     """
+    # The option that replaces each entry; None or empty if it is not given.
     replaced_by = {
         "calibration": fit.temperature,
         "threshold": fit.threshold or fit.temperature,
@@ -260,7 +269,8 @@ def _warn_of_left_out(
     }
     unused_keys = []
     for key, option in replaced_by.items():
-        if not option and any(document.get(key) for document in documents):
+        is_stored = any(document.get(key) for document in documents)
+        if is_stored and not option:
             unused_keys.append(key)
     if unused_keys:
         keys = " and ".join(unused_keys)
@@ -380,7 +390,8 @@ def _class_names(models: Sequence[Model]) -> Sequence[str] | None:
     Raises:
         InputError: if the models have different names or numbers of classes; all differences are listed.
     """
-    class_names = next((model.labels for model in models if model.labels is not None), None)
+    named_models = [model for model in models if model.labels is not None]
+    class_names = named_models[0].labels if named_models else None
 
     # Every model must have the number of classes of the first model, and these names or no names.
     classes = models[0].classes

@@ -125,7 +125,12 @@ class Arrays:
         return np.full_like(values, number)
 
     def by_network(self, network: _Network, weights: Mapping[str, _Floats], inputs: _Floats) -> _Floats:
-        """Run a torch function on weights by name and on inputs, and return its result.
+        """Return, as a numpy array, what a torch function computes from weights and inputs; no gradients are kept.
+
+        Args:
+            network: the function: it gets the weights by name and the inputs, as tensors.
+            weights: arrays by name.
+            inputs: an array.
 
         Raises:
             ValueError: the shapes do not match.

@@ -43,13 +43,13 @@ _WIDEST_LOG = 300.0
 def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     """Return the temperature T from 0.01 to 100 with the lowest mean NLL (negative log likelihood of the labels).
 
-    The search runs over the scale s = 1/T, in which the NLL is convex. Its slopes at the two ends, s = 0.01 (T = 100)
-    and s = 100 (T = 0.01), decide:
+    The search runs over the scale s = 1/T, in which the NLL is convex. The slopes of the NLL at the two ends, s = 0.01
+    (T = 100) and s = 100 (T = 0.01), decide:
 
-    * below 0, then above 0: T is where the slope is 0;
+    * 0 at both ends: T = 1, the NLL does not depend on T;
     * 0 or more at both ends: T = 100, the labels are no more probable than the other classes;
     * 0 or less at both ends: T = 0.01, every prediction is right, so that a lower T always lowers the NLL;
-    * 0 at both ends: T = 1, the NLL does not depend on T.
+    * below 0, then above 0: the T at which the slope is 0.
 
     Args:
         log_probs: log p [N, C] of the averaged prediction (``pooled_log_probs``).
@@ -62,7 +62,8 @@ def fit_temperature(log_probs: np.ndarray, labels: np.ndarray) -> Calibration:
     if max(spreads) <= 1e-9:
         return Calibration.of_temperature(1.0)
 
-    # The slope of a convex function never falls: what is not below 0 at the lowest scale rises up to the highest one.
+    # The slope of a convex function never falls from left to right. So if it is 0 or more at the lowest scale, it is so
+    # everywhere, and the NLL never falls; if it is 0 or less at the highest scale, the NLL never rises.
     lowest_scale = 1.0 / HIGHEST_TEMPERATURE
     highest_scale = 1.0 / LOWEST_TEMPERATURE
     rises_throughout = _slope_of_nll(lowest_scale, log_probs, labels) >= 0.0
@@ -196,10 +197,10 @@ def temperature_interval(calibration: Calibration, log_probs: np.ndarray) -> Con
 
 
 def _blocks(log_probs: np.ndarray) -> Iterator[tuple[slice, Floats]]:
-    """Yield slices that together cover the rows of log p [N, C], each with its rows, [n, C].
+    """Yield log p [N, C] in blocks of samples: the slice of the samples of each block, and their log p, [n, C].
 
-    The temporary arrays of one block fit in the CPU cache. A log p that would overflow is raised to
-    :data:`LOWEST_LOG_P`.
+    The temporary arrays of one block fit in the CPU cache. A log p below :data:`LOWEST_LOG_P`, which would overflow
+    when multiplied, is raised to it.
     """
     samples, classes = log_probs.shape
     step = max(1, probabilities.BLOCK_VALUES // classes)

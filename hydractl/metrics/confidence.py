@@ -50,7 +50,8 @@ def share_interval(count: float, total: float) -> ConfidenceInterval:
 def share_difference_interval(count: float, total: float, other_count: float, other_total: float) -> ConfidenceInterval:
     """Return the 95 % interval of ``count / total - other_count / other_total``, shares of two sets of samples.
 
-    The sets are independent, and both totals are above 0.
+    The sets are independent, and both totals are above 0. For shares of 0.8 (0.490 to 0.943 by itself) and 0.5 (0.237
+    to 0.763), each of 10 samples, it is about -0.11 to 0.60.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions", method 10: from the
     score intervals of both shares, without a continuity correction.

@@ -12,7 +12,7 @@ Source: Vovk, Gammerman and Shafer 2005; Sadinle, Lei and Wasserman 2019 (LAC, t
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,17 @@ CONVENTIONS = {
 
 
 def nonconformity(probs: Floats, method: str, arrays: Arrays = ON_ARRAYS) -> Floats:
-    """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C].
+    """Return the nonconformity score of every class, [n, C], 0..1, from p [n, C]: how unlike the class a sample is.
 
-    ``lac``: 1 - p_k. ``aps``: the sum of p over class k and all more probable classes; equally probable classes are
-    added in the order of their index. This is the score of Romano et al. 2020 without its random share of p_k (u = 1),
-    which keeps the guarantee and makes the sets somewhat larger.
+    ======  =======================================================================  =====================
+    method  the score of class k                                                     of p = 0.2, 0.5, 0.3
+    ======  =======================================================================  =====================
+    lac     1 - p_k                                                                  0.8, 0.5, 0.7
+    aps     the sum of p over class k and all more probable classes                  1.0, 0.5, 0.8
+    ======  =======================================================================  =====================
+
+    By ``aps`` equally probable classes are added in the order of their index. This is the score of Romano et al. 2020
+    without its random share of p_k (u = 1), which keeps the guarantee and makes the sets somewhat larger.
     """
     if method == "lac":
         return 1.0 - probs
@@ -65,7 +71,10 @@ def fit_conformal(
     alpha: float = 0.1,
     calibration: Calibration | None = None,
 ) -> Conformal:
-    """Fit the threshold of prediction sets to labelled validation data, block by block.
+    """Return the threshold of prediction sets, qhat, fitted to labelled validation data.
+
+    qhat is a quantile of the nonconformity scores of the labels: a set then holds every class whose score is at most
+    qhat, and about the share 1 - alpha of new samples has its label in the set.
 
     Args:
         logits: [M, N, C], any float type; a memory map is read block by block.
@@ -88,12 +97,15 @@ def fit_conformal(
 
 
 def quantile(scores: np.ndarray, alpha: float) -> float:
-    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible one, if there are fewer."""
+    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores; 1, the highest possible score, if n is below that.
+
+    For alpha = 0.1: of 20 scores the 19th smallest (21 * 0.9 = 18.9); of 8 scores it would be the 9th (8.1), so 1.
+    """
     n = len(scores)
     # The rank is computed in exact fractions: in float64 (n + 1) * (1 - alpha) can lie just above a whole number, and
     # ceil would then give one too many. ceil((n + 1)(1 - alpha)) = (n + 1) - floor((n + 1) alpha).
     exact_alpha = Fraction(str(alpha))
-    may_be_missed = int((n + 1) * exact_alpha)
+    may_be_missed = int((n + 1) * exact_alpha)  # int() rounds down
     rank = (n + 1) - may_be_missed
     if rank > n:
         return 1.0
@@ -102,14 +114,22 @@ def quantile(scores: np.ndarray, alpha: float) -> float:
 
 
 def measured_sets(fitted: Conformal, sizes: NDArray[np.int64], covered: NDArray[np.bool_]) -> ConformalSets:
-    """Return how large prediction sets are and how often they hold the label; without samples, None for both.
+    """Return how often prediction sets hold the label, their mean size, and the share of empty ones.
+
+    Without samples all three are None.
 
     Args:
         fitted: the threshold of the sets.
         sizes: the number of classes in the set of each sample, [N].
         covered: whether each set holds the label, [N].
     """
-    measured: dict[str, Any] = {}
-    for key, counts in (("coverage", covered), ("mean_size", sizes), ("empty", sizes == 0)):
-        measured[key] = int(counts.sum()) / len(counts) if len(counts) else None
-    return ConformalSets(**fitted.to_dict(), **measured)
+    samples = len(sizes)
+    if not samples:
+        return ConformalSets(**fitted.to_dict())
+    # Sums of integers, divided once.
+    return ConformalSets(
+        **fitted.to_dict(),
+        coverage=int(covered.sum()) / samples,
+        mean_size=int(sizes.sum()) / samples,
+        empty=int((sizes == 0).sum()) / samples,
+    )

@@ -35,7 +35,8 @@ def curves(inside: Samples, outside: Mapping[str, Samples]) -> EvalCurves:
     reliability = None
     if inside.labels is not None and len(inside) > 0:
         reliability = reliability_bins(inside)
-    if inside.score is None:  # then the OOD sets have none, too
+    # Histograms of the first OOD score. It is None if it is constant for the model, and then on the OOD sets, too.
+    if inside.score is None:
         return EvalCurves(reliability=reliability)
     ood_scores = {}
     for name, samples in outside.items():
@@ -102,8 +103,9 @@ def histograms(id_scores: np.ndarray, ood_scores: Mapping[str, np.ndarray]) -> S
 def _range_of(arrays: Sequence[Floats], inside: Floats) -> tuple[float, float]:
     """Return the ends of the range of a histogram: from the lowest to the highest score, without far outliers.
 
-    An outlier is further beyond the 1 % or the 99 % quantile of the ID scores than three times their distance: with
-    quantiles of 2 and 4, below -4 or above 10. The ends are always apart; without any scores they are 0 and 1.
+    Outliers lie further beyond the 1 % or the 99 % quantile of the ID scores than three times the distance between the
+    two quantiles: with quantiles of 2 and 4, below 2 - 3 * 2 = -4 or above 4 + 3 * 2 = 10. The ends are always apart;
+    without any scores they are 0 and 1.
 
     Args:
         arrays: the scores of each data set that has samples.
@@ -118,11 +120,11 @@ def _range_of(arrays: Sequence[Floats], inside: Floats) -> tuple[float, float]:
 
     # Cut the range where outliers begin. ID scores that are all equal do not tell what is far.
     if inside.size:
-        first, last = np.quantile(inside, (0.01, 0.99))
-        beyond = _WIDTHS_BEYOND * (float(last) - float(first))
+        lower_quantile, upper_quantile = (float(end) for end in np.quantile(inside, (0.01, 0.99)))
+        beyond = _WIDTHS_BEYOND * (upper_quantile - lower_quantile)
         if beyond > 0:
-            low = max(low, float(first) - beyond)
-            high = min(high, float(last) + beyond)
+            low = max(low, lower_quantile - beyond)
+            high = min(high, upper_quantile + beyond)
 
     # Move ends apart that are equal, as numpy.histogram does, or so close for their size that in float64 the edges of
     # bins between them would be equal.

@@ -164,7 +164,10 @@ def chance_of(name: str) -> Chance:
 def ood_score(
     convention: str, *, of_several: bool = False, chance: Chance = "", in_studies: bool = False
 ) -> Callable[[Callable[[Block], Floats]], OodScore]:
-    """Return a decorator that turns a function into a score; in this file it also enters the score under its name.
+    """Return a decorator that turns a function into an :class:`OodScore`.
+
+    A function of this file also becomes one of :data:`SCORES`, under its name; scores of other packages are found by
+    their entry points.
 
     Args:
         convention: the sentence that defines the score.
@@ -175,7 +178,8 @@ def ood_score(
 
     def declare(function: Callable[[Block], Floats]) -> OodScore:
         score = OodScore(function, convention, of_several, chance, in_studies)
-        if function.__module__ == __name__:
+        is_of_this_file = function.__module__ == __name__
+        if is_of_this_file:
             SCORES[function.__name__] = score
         return score
 

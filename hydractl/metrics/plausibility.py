@@ -100,9 +100,9 @@ def accuracy_warning(
 def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAccuracy | None = None) -> str | None:
     """Return a warning of an accuracy that is no better than guessing, or far below the expected one; else None.
 
-    Guessing is to give the largest class always. Some accuracy is always lost on other data of the same task. So there
-    is no warning if the upper end of the accuracy's 95 % interval reaches half way: 0.5, where guessing gets 0.1 and
-    0.9 are expected.
+    Guessing means to always predict the largest class. Other data of the same task always cost some accuracy, so half
+    way from guessing to the expected accuracy is enough: where guessing gets 0.1 and 0.9 are expected, there is no
+    warning if the upper end of the accuracy's 95 % interval is 0.5 or more.
 
     Args:
         correct: the number of right predictions.
@@ -117,9 +117,12 @@ def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAcc
     accuracy = f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval)"
     if high <= largest:
         return f"{accuracy} is not above {largest:.3f}, the share of the largest class"
-    if expected is not None and high < (largest + expected.at_least) / 2:
-        return f"{accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
-    return None
+    if expected is None:
+        return None
+    half_way = (largest + expected.at_least) / 2  # at_least: the lower end of the expected accuracy
+    if high >= half_way:
+        return None
+    return f"{accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
 
 
 def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
@@ -140,23 +143,26 @@ def _swapped_labels(confusion: NDArray[np.int64], names: Sequence[str] | None) -
         confusion: samples by label (row) and prediction (column), [C, C].
         names: the names of the classes; None if they are not known.
     """
-    prefers_other = confusion > confusion.diagonal()[:, None]  # [label, other]: predicted as other more than as label
+    # Candidates are pairs of labels of which both have more samples predicted as the other label than as themselves.
+    right = confusion.diagonal()  # the samples of each label that are predicted as it, [C]
+    prefers_other = confusion > right[:, None]  # [label, other]
     both_prefer = np.triu(prefers_other & prefers_other.T)  # only above the diagonal, so that a pair occurs once
+
+    # Of these, take the pairs in which this is certain for both labels.
     swapped = []
-    for pair in np.argwhere(both_prefer):
-        first, second = pair
-        shares = []  # of the samples of either label, the share predicted as the other, at least
+    for first, second in np.argwhere(both_prefer):
+        lowest_shares = []  # for each label the lower end of the share of its samples predicted as the other
         for label, other in ((first, second), (second, first)):
-            as_other, as_itself = int(confusion[label, other]), int(confusion[label, label])
-            shares.append(share_interval(as_other, as_other + as_itself).low)
-        if min(shares) > 0.5:
-            pair_names = [str(label) if names is None else names[label] for label in pair]
-            swapped.append(" and ".join(pair_names))
+            as_other = int(confusion[label, other])
+            as_itself = int(confusion[label, label])
+            lowest_shares.append(share_interval(as_other, as_other + as_itself).low)
+        if min(lowest_shares) > 0.5:
+            pair = (str(first), str(second)) if names is None else (names[first], names[second])
+            swapped.append(" and ".join(pair))
     if not swapped:
         return None
-    return (
-        f"the labels {', '.join(swapped[:_MOST_SHOWN])} look swapped: most samples of each are predicted as the other"
-    )
+    shown_pairs = ", ".join(swapped[:_MOST_SHOWN])
+    return f"the labels {shown_pairs} look swapped: most samples of each are predicted as the other"
 
 
 def _drawn_labels(
@@ -238,7 +244,8 @@ def _fitting_order(confusion: NDArray[np.int64]) -> str | None:
     # Accept it only if its accuracy is clearly above guessing and above 0.5, and better than with the labels as they
     # are, which have the diagonal right.
     low = share_interval(most_correct, total).low
-    is_clear = low > max(confusion.sum(axis=1).max() / total, _CLEAR)
+    share_of_largest_class = confusion.sum(axis=1).max() / total
+    is_clear = low > max(share_of_largest_class, _CLEAR)
     is_better = most_correct > int(confusion.trace())
     if not is_clear or not is_better:
         return None
@@ -313,21 +320,27 @@ def calibration_warning(calibration: Calibration, log_probs: Floats, labels: NDA
         calibration: the fitted calibration.
         log_probs, labels: log p ``[N, C]`` and the classes ``[N]`` of the samples that it was fitted to.
     """
-    samples = len(log_probs)
+    samples, classes = log_probs.shape
     temperature = calibration.temperature
-    if temperature is None:  # vector scaling
-        numbers = 2 * len(calibration.scales)  # a scale and a bias for each class
-        fitted_to = f"{samples} validation samples"
-        if samples >= numbers:
-            classes = log_probs.shape[1]
-            absent = classes - len(np.unique(labels))
-            if not absent:
-                return None
-            fitted_to += f", of which {absent} of {classes} classes have none"
+
+    # Vector scaling: a scale and a bias for each class.
+    if temperature is None:
+        numbers = 2 * len(calibration.scales)
+        classes_without_samples = classes - len(np.unique(labels))
+        if samples < numbers:
+            fitted_to = f"{samples} validation samples"
+        elif classes_without_samples:
+            fitted_to = (
+                f"{samples} validation samples, of which {classes_without_samples} of {classes} classes have none"
+            )
+        else:
+            return None
         return (
             f"--temperature vector fits {numbers} numbers to {fitted_to}: give more of them, or fit one number with "
             "--temperature fit"
         )
+
+    # A temperature.
     if temperature == LOWEST_TEMPERATURE:
         return (
             f"the temperature {temperature:g} is at the end of its range: all {samples} validation samples, or nearly "
@@ -374,7 +387,9 @@ def threshold_warning(asked: Threshold, value: float, scores: Floats, option: st
         advice = f"give {FEWEST_OF_A_QUANTILE} samples or more"
         return f"the threshold {threshold} is a quantile of {n} samples of {option}: {advice}"
     share_flagged = flagged(scores, value)
-    if share_flagged not in (0, 1) or (not is_given and share_flagged == asked.number):
+    flags_none_or_all = share_flagged in (0, 1)
+    as_asked = not is_given and share_flagged == asked.number  # id:0 asks that none is flagged, ood:1 that all are
+    if not flags_none_or_all or as_asked:
         return None
     flags = "all" if share_flagged else "none"
     chosen_by = "" if is_given else " that it was chosen by"
@@ -394,13 +409,15 @@ def chance_warning(score: str, inside: Floats | None, outside: Mapping[str, Floa
     """
     if inside is None or not outside:
         return None
+    n_id = len(inside)
     aurocs = []
     for values in outside.values():
+        n_ood = len(values)
         curve = curve_of(inside, values)
         assert curve is not None  # both sets have samples
         area = auroc(curve)
-        deviation = math.sqrt((len(inside) + len(values) + 1) / (12 * len(inside) * len(values)))
-        if area > 0.5 + Z_95 * deviation:
+        deviation = math.sqrt((n_id + n_ood + 1) / (12 * n_id * n_ood))
+        if area > 0.5 + Z_95 * deviation:  # one set that is separated is enough
             return None
         aurocs.append(area)
     chance = f"chance may with {len(inside)} samples of --val (AUROC {max(aurocs):.3f})"
@@ -429,7 +446,8 @@ def full_sets_warning(fitted: Conformal, mean_size: float | None, classes: int) 
 def few_for_sets_warning(fitted: Conformal, classes: int) -> str | None:
     """Return a warning of conformal prediction sets that were fitted to too few validation samples; else None.
 
-    They are so few that every set holds every class, or fewer than 20.
+    There are two warnings: of so few samples that every set holds every class (for an error rate alpha of 0.1 fewer
+    than 9), and of fewer than 20.
 
     Args:
         fitted: the threshold of the sets.

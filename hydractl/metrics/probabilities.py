@@ -42,7 +42,10 @@ def _in_range(logits: Floats) -> NDArray[np.bool_]:
 
 
 def _out_of_range(logits: np.ndarray) -> NonFiniteError:
-    """Return the error for logits [M, N, C]: it names the first such member, its first such sample, and how many."""
+    """Return the error for logits [M, N, C] that are not all finite (or are above 1e300 in magnitude).
+
+    It names the first member with such a logit, its first such sample, and how many samples of any member have one.
+    """
     bad_members, bad_samples = np.nonzero(~_in_range(logits.astype(np.float64)))
     affected_samples = np.unique(bad_samples).size
     return NonFiniteError(
@@ -296,8 +299,8 @@ class Block:
         # file may hold no operator that reduces booleans, as any() does.
         probs = self.member_probs
         range_of_members = self.arrays.max(probs, axis=0) - self.arrays.min(probs, axis=0)  # [n, C]
-        they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # [n]
-        return self.arrays.at_least(information, 0.0) * they_differ
+        they_differ = self.arrays.max(range_of_members, axis=1) > 0.0  # bool, [n]
+        return self.arrays.at_least(information, 0.0) * they_differ  # times False is exactly 0
 
     @cached_property
     def member_probs_of_predicted(self) -> Floats:
@@ -328,9 +331,9 @@ def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) ->
     for start in range(0, max(samples, 1), samples_in_block):
         try:
             block = block_of(member_logits[:, start : start + samples_in_block], calibration)
-        except NonFiniteError:
-            raise _out_of_range(member_logits) from None  # which counts all samples
-        stop = start + block.logits.shape[1]
+        except NonFiniteError:  # its message is of this block only: raise one that counts the samples of all blocks
+            raise _out_of_range(member_logits) from None
+        stop = start + block.logits.shape[1]  # the last block may be shorter
         yield slice(start, stop), block
 
 

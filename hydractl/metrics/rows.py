@@ -89,8 +89,8 @@ def little_diversity(mi: float | None, disagreement: float | None, where: str) -
 def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
     """Return the unweighted means of the OOD metrics over the near, the far and all OOD data sets.
 
-    They are under ``near_avg``, ``far_avg`` and ``ood_avg``. A mean is None if the group has no data set, or if one of
-    its data sets has None.
+    They are under ``near_avg``, ``far_avg`` and ``ood_avg``, each by the key of the metric, e.g.
+    ``near_avg["auroc"]``. A mean is None if the group has no data set, or if one of its data sets has None.
 
     Args:
         sets: the OOD metrics of each data set by key, and its ``group``: "near", "far" or None; a set of None counts
@@ -98,15 +98,21 @@ def group_averages(sets: Mapping[str, Blocks], names: Names = None) -> Blocks:
         names: the keys of the metrics to average; None means all.
     """
     averages: Blocks = {}
+    keys = [metric.key for metric in _asked_for("ood", names)]
     for average_name in AVERAGES:
-        group = average_name.removesuffix("_avg")  # "near", "far", or "ood" for all sets
-        averaged = [values for values in sets.values() if group in ("ood", values["group"])]
-        averages[average_name] = means_of(averaged, [metric.key for metric in _asked_for("ood", names)])
+        group = average_name.removesuffix("_avg")  # "near", "far" or "ood"
+        averaged = [*sets.values()]
+        if group != "ood":
+            averaged = [values for values in averaged if values["group"] == group]
+        averages[average_name] = means_of(averaged, keys)
     return averages
 
 
 def means_of(blocks: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> Blocks:
-    """Return the unweighted mean over blocks of the metric of each key; None without a block, or if one has None."""
+    """Return the unweighted mean of each metric over several blocks (the metrics of one data set by key).
+
+    The mean of a metric is None without a block, or if it is None in one of them.
+    """
     means: Blocks = {}
     for key in keys:
         values = [block[key] for block in blocks]
@@ -137,28 +143,35 @@ class ModelFigures:
     def blocks(self, counts: Mapping[str, Counts] | None = None, names: Names = None) -> Blocks:
         """Return all metrics of the model, in the nested form of :class:`RowMetrics`.
 
+        Its keys are ``id``, those of the first (main) OOD score (``ood``, ``near_avg``, ..., ``errors``),
+        ``diversity``, and ``scores``, which is empty if there is one score.
+
         Args:
-            counts: measures a resample: for each data set, how often each of its samples is drawn; the ID data are
-                named ``id``. None measures the samples as they are.
+            counts: for each data set, how often each of its samples is drawn into the resample that is measured; the ID
+                data are named ``id``. None measures the samples as they are.
             names: the keys of the metrics to measure; None means all.
         """
         # The data as they are, each sample counted once, or a resample of every set.
-        samples: dict[str, Samples | Resample] = dict(self.sets)
-        if counts is None:
-            counts = {name: each_once(len(samples_of_set)) for name, samples_of_set in self.sets.items()}
-        else:
-            samples = {name: Resample(samples_of_set, counts[name]) for name, samples_of_set in self.sets.items()}
+        measured: dict[str, Samples | Resample] = {}
+        counts_by_set: dict[str, Counts] = {}
+        for name, samples in self.sets.items():
+            if counts is None:
+                measured[name] = samples
+                counts_by_set[name] = each_once(len(samples))
+            else:
+                measured[name] = Resample(samples, counts[name])
+                counts_by_set[name] = counts[name]
 
-        # The metrics by the leading score, those of the members, which depend on no score, and where there are several
-        # scores also the metrics by each of them.
-        leading, *others = self._by_score.values()
-        by_leading = self._detection(leading, counts, names)
-        diversity = {name: diversity_values(samples_of_set, names) for name, samples_of_set in samples.items()}
-        scores = {}
-        if others:
-            for score, figures in self._by_score.items():
-                scores[score] = by_leading if figures is leading else self._detection(figures, counts, names)
-        return {"id": _id_values(samples["id"], names), **by_leading, "diversity": diversity, "scores": scores}
+        # The metrics that depend on no score: of the ID data, and of the members on each data set.
+        of_id = _id_values(measured["id"], names)
+        diversity = {name: diversity_values(samples_of_set, names) for name, samples_of_set in measured.items()}
+
+        # The metrics by the first score, and if there are several scores also by each of them.
+        by_score = {score: self._detection(figures, counts_by_set, names) for score, figures in self._by_score.items()}
+        by_first_score = next(iter(by_score.values()))
+        has_several = len(by_score) > 1
+        scores = by_score if has_several else {}
+        return {"id": of_id, **by_first_score, "diversity": diversity, "scores": scores}
 
     def _detection(self, figures: _ScoreFigures, counts: Mapping[str, Counts], names: Names) -> Blocks:
         """Return the metrics by one OOD score: of each OOD set, their averages, and of wrong answers.
@@ -172,7 +185,9 @@ class ModelFigures:
         """
         sets: dict[str, Blocks] = {}
         for name, thresholds in figures.thresholds.items():
-            curve = None  # where the score is constant for the model: every metric is None
+            # The counts of flagged ID and OOD samples. If the score is constant for the model, there is no curve, and
+            # every metric is None.
+            curve = None
             if thresholds is not None:
                 curve = thresholds.curve(counts["id"], counts[name])
             samples = len(self.sets[name])  # as many as are drawn
@@ -223,7 +238,9 @@ def row_keys(ood_sets: Iterable[str], scores: Collection[str] = (), *, labelled:
     sets = list(ood_sets)
     blocks = ModelFigures(nothing, dict.fromkeys(sets, nothing), dict.fromkeys(sets)).blocks()
     keys = [key for key, _ in dotted_numbers(blocks)]
-    return [key for key in keys if sets or "_avg." not in key]
+    if not sets:
+        keys = [key for key in keys if "_avg." not in key]
+    return keys
 
 
 def no_samples(scores: Collection[str], *, labelled: bool) -> Samples:

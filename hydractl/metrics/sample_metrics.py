@@ -100,15 +100,17 @@ def _shared_within_ties(confidence: Floats, correct: NDArray[np.bool_], ends: ND
     if not len(tied):
         return correct
 
-    # Give all samples of the tie, from start to stop, their mean.
+    # Give all samples of each tie, from start to stop, the mean of these samples.
     shares = correct.astype(np.float64)
-    stop = 0  # where the tie before ends
+    previous_stop = 0  # where the tie before ends
     for end in tied.tolist():
-        if end < stop:  # the tie before holds this end, too
+        if end < previous_stop:  # the tie before also lies across this end of a bin
             continue
-        start = max(stop, int(np.searchsorted(confidence, confidence[end - 1] - EQUAL)))
+        first_equal = int(np.searchsorted(confidence, confidence[end - 1] - EQUAL))
+        start = max(previous_stop, first_equal)
         stop = int(np.searchsorted(confidence, confidence[end] + EQUAL, "right"))
         shares[start:stop] = shares[start:stop].mean()
+        previous_stop = stop
     return shares
 
 
@@ -132,8 +134,10 @@ def accuracy_at(samples: Labelled) -> dict[str, float]:
     """
     n = len(samples)
     accuracies = {}
-    for part, percent in zip(accuracy_at.parts, SHARES, strict=True):
-        most_confident = -(-percent * n // 100)  # how many samples: percent * n / 100, rounded up in integers
+    for part, percent in zip(accuracy_at.parts, SHARES, strict=True):  # the parts are the keys "0.80", "0.90", "0.95"
+        # How many samples: percent * n / 100, rounded up in integers (minus the rounded-down negative).
+        most_confident = -(-percent * n // 100)
+        # Entry i of `errors` is the number of wrong answers among the i + 1 most confident samples.
         errors = int(samples.errors[most_confident - 1])
         correct = most_confident - errors
         accuracies[part] = correct / most_confident

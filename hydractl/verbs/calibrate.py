@@ -111,13 +111,14 @@ def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | N
 
     A threshold and prediction sets that were chosen before do not fit a new temperature or OOD score.
     """
-    (source,) = model.argument.sources
+    source = model.argument.sources[0]  # the only one
     stored = source.description.extra
-    flag_by_name = {}  # of what is left out, the flag that chooses it anew
-    has_no_threshold = fitted.threshold is None and options.threshold is None
-    if "threshold" in stored and has_no_threshold:
+    flag_by_name = {}  # the flag that chooses anew what is left out, by the name of what is left out
+    loses_threshold = "threshold" in stored and fitted.threshold is None
+    if loses_threshold and options.threshold is None:
         flag_by_name["threshold"] = "--threshold"
-    if "conformal" in stored and kept_conformal(model, fitted) is None:
+    loses_sets = "conformal" in stored and kept_conformal(model, fitted) is None
+    if loses_sets:
         flag_by_name["prediction sets"] = "--conformal"
     if not flag_by_name:
         return None

@@ -87,7 +87,10 @@ def run(call: Call) -> Outcome:
 
 
 def _prediction_files(models: Sequence[LogitsProvider], options: EvalOptions) -> dict[str, Path]:
-    """Return the file of predictions of each row by its name; of several rows the files have the names in theirs.
+    """Return the path of the predictions file of each row, by the name of the row (a model); empty if none are written.
+
+    Without ``--predictions`` none are. One row has the file of the option; of several rows, each has a file with the
+    name of the row in its name.
 
     Raises:
         UsageError: a row is a predictions file, whose logits need not be written again.
@@ -97,10 +100,10 @@ def _prediction_files(models: Sequence[LogitsProvider], options: EvalOptions) ->
     for model in models:
         if isinstance(model, Predictions):
             raise UsageError(f"{model.name} is a predictions file already", hint="leave --predictions out")
-    file = file_path(options.predictions)
+    path = file_path(options.predictions)
     if len(models) == 1:
-        return {models[0].name: file}
-    return {model.name: named_apart(file, model.name) for model in models}
+        return {models[0].name: path}
+    return {model.name: named_apart(path, model.name) for model in models}
 
 
 def _measured(
@@ -110,24 +113,26 @@ def _measured(
     stored_in: Mapping[str, Output],
     log: Log,
 ) -> EvalAnswer:
-    """Return the answer with the metrics of every row (a model), whose predictions are written.
+    """Return the answer with the metrics of every row (a model); their predictions are written to files on the way.
 
     Args:
         models: the rows.
         sets: all data sets of the command.
         options: the options of the command.
-        stored_in: by the name of a row the file of its predictions; empty if none are written.
+        stored_in: the file for the predictions of each row, by the name of the row; empty if none are written.
         log: receives messages, warnings and progress.
     """
-    # Which test samples a model has seen is found by reading all of them. A file of predictions begins with that,
-    # so it must be known first. Otherwise it is found after measuring, when they have been read anyway.
-    seen: Seen = {}
-    if stored_in:
+    # How many test samples each model has seen (was trained or fitted on) is found by reading all samples. A file of
+    # predictions begins with these numbers, so with files they are found first. Without files they are found after
+    # measuring, when the samples have been read anyway.
+    writes_files = bool(stored_in)
+    seen: Seen = {}  # by the names of the model and of the data set
+    if writes_files:
         seen = _compare(models, sets, options, log)
     measuring = Measuring(sets, options, log)
     rows = [measuring.row(model, stored_in.get(model.name), seen.get(model.name, {})) for model in models]
     report_skipped_samples(sets, log)
-    if not stored_in:
+    if not writes_files:
         seen = _compare(models, sets, options, log)
         rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 

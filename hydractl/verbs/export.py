@@ -77,24 +77,33 @@ def run(call: Call) -> Outcome:
 
 
 def _path_without_ending(output: str | None, formats: Sequence[str], source: Source) -> Path:
-    """Return the path of the output files without an ending: from ``-o``, or the name of the model.
+    """Return the path of the output files without an ending, as each format adds its own.
 
-    Each format adds its own ending. So ``-o`` may have no ending, or the ending of a format that is written:
-    ``a``, ``a.onnx`` and ``v1.2`` give ``a``, ``a`` and ``v1.2``.
+    ===================================================  =================================
+    ``-o`` for ``--format onnx``                         the path
+    ===================================================  =================================
+    not given                                            the name of the model
+    ``a.onnx``, the ending of a format that is written   ``a``
+    ``a.pt2`` or ``a.st``, of another kind of file       an error
+    ``a`` or ``v1.2``, no known ending                   as it is
+    ===================================================  =================================
+
+    Args:
+        output: ``-o``; None if it is not given.
+        formats: the formats that are written.
+        source: the model.
 
     Raises:
-        UsageError: ``-o`` has the ending of a format that is not written.
+        UsageError: ``-o`` has the ending of a format that is not written, or of weights.
     """
     if output is None:
         return Path(source.name)
     path = file_path(output)
-    # The format that the ending of -o stands for; None if it stands for none.
-    format_of_ending = EXPORTED.get(path.suffix)
+    format_of_ending = EXPORTED.get(path.suffix)  # None if it is the ending of no format
     if format_of_ending in formats:
         return path.with_suffix("")
-    # An ending of another format, or of weights, would be a mistake. Any other dot is part of the name: "v1.2".
-    has_other_ending = format_of_ending is not None or path.suffix in (".st", ".safetensors", *PICKLES)
-    if has_other_ending:
+    is_of_weights = path.suffix in (".st", ".safetensors", *PICKLES)
+    if format_of_ending is not None or is_of_weights:
         better_path = path.with_suffix(FORMATS[formats[0]].ending)
         raise UsageError(
             f"--output {output}: export --format {','.join(formats)} writes no such file", hint=f"-o {better_path}"

@@ -37,13 +37,14 @@ _AT_MOST = "parameters and mult-adds are at most these: what is equal in the mem
 def run(call: Call) -> Outcome:
     """Return the answer of fusing several models (members) into one, which is checked against them and written.
 
-    The fused model returns the logits of every member, and runs once what they share. Everything that the headers of
-    the files tell is checked first; a dry run goes no further. Without an output the file is named by whether parts
-    are averaged.
+    The fused model returns the logits of every member, and runs once what they share. Parts of the members may be
+    merged: replaced by the average of their weights. Everything that the headers of the files tell is checked first; a
+    dry run goes no further. If no output is named, the file is ``hydra.st``, or ``hydra.unmerged.st`` if no parts are
+    merged.
     """
     values, log = call.values, call.log
 
-    # The parts whose weights are averaged over members (or "auto"), and the models.
+    # The parts to merge: with "auto" all, or none if a check of the fused model finds that harmful. And the models.
     merge = [] if values["merge"] == ["none"] else values["merge"]
     torch_device = resolve_device(values["device"])
     sources = open_sources(values["model"], opening_options(values, bodies=True))
@@ -71,7 +72,7 @@ def run(call: Call) -> Outcome:
 
 
 def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, output: Output, log: Log) -> Outcome:
-    """Return the answer of a fusion, after the fused model was written and what was measured on it was logged.
+    """Log what was measured on a fused model, write it, and return the answer of the fusion.
 
     Args:
         checked: the fused model, and what was measured on it.
@@ -81,23 +82,22 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
         log: receives what was found.
     """
     plan = checked.plan
-    answer = _answer_of(plan, sources, output.path, dry_run=False).model_copy(
-        update={"self_check": checked.check, "averaging": checked.averaging}
-    )
+    planned_answer = _answer_of(plan, sources, output.path, dry_run=False)
+    answer = planned_answer.model_copy(update={"self_check": checked.check, "averaging": checked.averaging})
 
-    # Say what was averaged, and warn where that changes predictions, or where members hardly differ.
+    # Say what was averaged, and warn if that changes predictions.
     decision = averaging_words(answer)
     if decision is not None:
         log.info(decision)
-    harm = warning_of_averaging(answer)
-    if harm is not None:
-        log.warn(harm)
-    # Members that hardly differ are worth a warning only if the plan has not warned of the members already.
+    warning = warning_of_averaging(answer)
+    if warning is not None:
+        log.warn(warning)
+    # Warn of members that hardly differ, unless the plan has warned of the members already.
     little = little_diversity(checked.check.mi, checked.check.disagreement, checked.check.inputs)
     if little is not None and not plan.warnings:
         log.warn(little)
 
-    # The description of the file has what was measured, and the provenance.
+    # Write the file. Its description has what was measured, and the provenance.
     extra = {"self_check": checked.check.to_dict()}
     if checked.averaging is not None:
         extra["averaging"] = checked.averaging.to_dict()
@@ -105,8 +105,8 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
     made_by = provenance("fuse", seed, digests, {"merge": plan.description.merge})
     description = replace(plan.description, extra=extra, provenance=made_by)
     digest = write_checkpoint(output, plan.tensors, description.to_json())
-    answer = answer.model_copy(update={"warnings": log.warnings, "sha256": digest})
-    return Outcome(answer, files=[output.path])
+    written_answer = answer.model_copy(update={"warnings": log.warnings, "sha256": digest})
+    return Outcome(written_answer, files=[output.path])
 
 
 def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_run: bool) -> FuseAnswer:
@@ -120,7 +120,8 @@ def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_r
         path: the file of the fused model.
         dry_run: whether this is the answer of a dry run.
     """
-    # How many weights of the fused model are averages of members, equal in all members, or a member's own.
+    # How many weights of the fused model are averages of members, equal in all members, or a member's own. Which are
+    # equal is known only after reading them.
     parameter_counts = {"averaged": plan.tensors.elements(plan.averaged)}
     shared_towers: list[SharedTower] = []
     if not dry_run:

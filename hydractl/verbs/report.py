@@ -22,36 +22,39 @@ from hydractl.verbs.requirements import unmet_in
 def run(call: Call) -> Outcome:
     """Return a document of eval, bench or study to be shown, or the means of several evals.
 
-    =========================  ==================================================================
-    one eval                   shown, with a page and requirements where they are asked for
-    several evals, ``--over``  the same of their means
-    one bench or study         shown; pages, requirements and means are refused
-    several others             refused
-    =========================  ==================================================================
+    =====================================  ======================================================
+    several documents without ``--over``   refused
+    several evals with ``--over``          their means, shown as one eval
+    one eval                               shown, with a page and requirements if they are asked for
+    several others with ``--over``         refused
+    one bench or study                     shown; ``--html``, ``--over`` and ``--require`` are refused
+    =====================================  ======================================================
 
     Raises:
-        UsageError: there are several documents that no report can show together.
+        UsageError: there are several documents that no report can show together, or an option is not for this kind.
         InputError: there are no reports on documents of this kind.
     """
     over = call.values["over"]
     answers = {file.text: _answer_of(file) for file in call.values["model"]}
     has_several = len(answers) > 1
-
-    # Evals, of which several have a mean.
     if has_several and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
+
+    # Evals, of which several have a mean.
     evals = {path: answer for path, answer in answers.items() if isinstance(answer, EvalAnswer)}
-    if len(evals) == len(answers):
-        eval_answer = next(iter(evals.values()))
-        if over is not None:
-            eval_answer = means(evals, over)
-            call.log.warn_all(eval_answer.warnings)
-        return _report_on_eval(eval_answer, call)
+    all_are_evals = len(evals) == len(answers)
+    if all_are_evals and over is not None:
+        mean_answer = means(evals, over)
+        call.log.warn_all(mean_answer.warnings)
+        return _report_on_eval(mean_answer, call)
+    if all_are_evals:
+        only_answer = next(iter(evals.values()))
+        return _report_on_eval(only_answer, call)
 
     # The others are shown one at a time, and have no use for the options of evals.
     if has_several:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
-    ((path, answer),) = answers.items()
+    path, answer = next(iter(answers.items()))
     for name in ("html", "over", "require"):
         if call.given(name):
             hint = "report on an eval: the folder of a study holds one, test.json"
@@ -60,22 +63,23 @@ def run(call: Call) -> Outcome:
 
 
 def _answer_of(file: Document) -> EvalAnswer | BenchAnswer | StudyAnswer:
-    """Return the results that a document holds, if there are reports on documents of that kind.
+    """Return the answer of a command that a JSON document holds; its ``schema`` says of which command it is.
 
     Raises:
-        InputError: there are none; the message names the schema.
+        InputError: it is not of eval, bench or study; the message names the schema.
     """
-    document, origin = file.content, _origin(file.text)
-    kinds: dict[Any, type[EvalAnswer | BenchAnswer | StudyAnswer]] = {
+    document = file.content
+    origin = _origin(file.text)  # where the document is from, for messages
+    kind_of_schema: dict[Any, type[EvalAnswer | BenchAnswer | StudyAnswer]] = {
         kind.form(): kind for kind in (EvalAnswer, BenchAnswer, StudyAnswer)
     }
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, str) or schema not in kinds:
+    if not isinstance(schema, str) or schema not in kind_of_schema:
         raise InputError(
             f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
-            hint=f"these have the schemas {', '.join(kinds)}",
+            hint=f"these have the schemas {', '.join(kind_of_schema)}",
         )
-    return kinds[schema].of(document, origin)
+    return kind_of_schema[schema].of(document, origin)
 
 
 def _origin(path: str) -> str:
@@ -89,11 +93,12 @@ def _origin(path: str) -> str:
 def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
     """Return an eval, or the mean of several, with the files of its reports and the requirements that it does not meet.
 
-    Every file is claimed before the first is written. A dry run claims the files, and writes none.
+    The files are the document (``--output``) and a page (``--html``), each only if its option is given. Both are
+    claimed (checked to be writable, and reserved) before the first is written. A dry run claims them, and writes none.
 
     Args:
         answer: the eval.
-        call: which files show it, and what has to hold of its rows; without ``output`` the document is not kept.
+        call: the options, of which ``output``, ``html``, ``force``, ``require`` and ``dry_run`` count.
     """
     values = call.values
     force = values["force"]
@@ -102,9 +107,16 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
 
     files: list[Path] = []
     with ExitStack() as stack:
-        path = json_path(values["output"])
-        document = None if path is None else stack.enter_context(Output(path, force=force))
-        page = None if values["html"] is None else stack.enter_context(Output(file_path(values["html"]), force=force))
+        # Claim the files.
+        document = None
+        path = json_path(values["output"])  # None without --output
+        if path is not None:
+            document = stack.enter_context(Output(path, force=force))
+        page = None
+        if values["html"] is not None:
+            page = stack.enter_context(Output(file_path(values["html"]), force=force))
+
+        # Write them.
         if not values["dry_run"]:
             if document is not None:
                 files.append(write_json(document, answer.to_dict()))

@@ -22,20 +22,17 @@ def unmet_in(rows: Sequence[Row], requirements: Sequence[Requirement], exempt: C
     gets a line, too.
 
     Args:
-        rows: the name and the values of each row, in order.
+        rows: the name and the values of each row (the measurements of one model), in order.
         requirements: the expressions. One with a row name, e.g. ``fused:id.accuracy>0.9``, is checked on the rows of
             that name only, any other on all rows.
         exempt: names of rows that a requirement without a row name does not check, such as that of the reference.
     """
     failures = []
     for requirement in requirements:
-        # No row has the name, or all rows are exempt.
         rows_to_check = _rows_of(requirement, rows, exempt)
-        if not rows_to_check:
+        if not rows_to_check:  # no row has the name, or all rows are exempt
             why_no_row = _why_no_row(requirement, rows)
             failures.append(f"{requirement.text}: {why_no_row}")
-
-        # Check it on each row.
         for name, values in rows_to_check:
             why_not_met = _failure(requirement, name, values)
             if why_not_met is not None:
@@ -44,27 +41,37 @@ def unmet_in(rows: Sequence[Row], requirements: Sequence[Requirement], exempt: C
 
 
 def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
-    """Return why a row does not meet a requirement; None if it does."""
-    # A model has a row for each batch size and dtype of a bench.
-    if "batch_size" in values:
-        name = f"{name} (batch {values['batch_size']}, {values['dtype']})"
+    """Return why a row does not meet a requirement; None if it does.
 
-    # The value at the dotted key, such as id.accuracy: it may be missing, null or not a number.
+    Args:
+        requirement: the expression.
+        name: the name of the row, for the message.
+        values: the nested values of the row; the key of the requirement, e.g. ``id.accuracy``, is a path in them.
+    """
+    # A bench has several rows of the same name: one for each batch size and dtype.
+    row = name
+    if "batch_size" in values:
+        row = f"{name} (batch {values['batch_size']}, {values['dtype']})"
+
+    # The value may be missing, null or not a number.
     key = requirement.key
     value = value_at(values, key)
     if value is MISSING:
-        return f"{name} has no {key}"
-    if isinstance(value, bool) or not isinstance(value, int | float):  # bool is a subclass of int
-        return f"{key} of {name} is {value!r}, not a number"
+        return f"{row} has no {key}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)  # bool is a subclass of int
+    if not is_number:
+        return f"{key} of {row} is {value!r}, not a number"
     if requirement.holds(value):
         return None
-    return f"{key} of {name} is {value:.6g}"
+    return f"{key} of {row} is {value:.6g}"
 
 
 def check_known(
     requirements: Sequence[Requirement], names: Sequence[str], keys: Sequence[str], exempt: Collection[str] = ()
 ) -> None:
-    """Raise, before any work, if a requirement can never be met because of the row or the key that it names.
+    """Raise an error if a requirement can never be met because of the row or the key that it names.
+
+    It is checked before any work, when only the names and the keys of the rows are known.
 
     Args:
         requirements: the expressions.
@@ -75,7 +82,7 @@ def check_known(
     Raises:
         UsageError: a key or a row is unknown, or a requirement has no row to be checked on; it lists all of these.
     """
-    rows_to_come: list[Row] = [(name, {}) for name in names]
+    rows_to_come: list[Row] = [(name, {}) for name in names]  # no values yet
     problems = []
     for requirement in requirements:
         option = f"--require {requirement.text}"
@@ -87,6 +94,7 @@ def check_known(
             advice = _advice_on_unknown_key(requirement.key, keys)
             problems.append(f"{option}: unknown key {requirement.key!r}{advice}")
 
+    # Raises an error if there are problems.
     refuse_options(problems, "--require", hint=f"keys: {', '.join(keys)}")
 
 
@@ -102,8 +110,12 @@ def _advice_on_unknown_key(key: str, keys: Sequence[str]) -> str:
     if ending_in_it:
         first_three = " or ".join(ending_in_it[:3])
         return f"; did you mean {first_three}?"
-    if key.startswith(_OOD_GROUPS) and not any(known.startswith(_OOD_GROUPS) for known in keys):
+    # It may be a key of OOD metrics where no OOD data are given.
+    is_of_ood = key.startswith(_OOD_GROUPS)
+    has_ood = any(known.startswith(_OOD_GROUPS) for known in keys)
+    if is_of_ood and not has_ood:
         return "; it needs OOD data: --ood NAME=SPEC"
+    # It may be misspelt.
     return did_you_mean(key, keys)
 
 
@@ -119,8 +131,12 @@ def _rows_of(requirement: Requirement, rows: Sequence[Row], exempt: Collection[s
 
 
 def _why_no_row(requirement: Requirement, rows: Sequence[Row]) -> str:
-    """Return why a requirement has no row to be checked on, and what to write instead."""
-    names = list(dict.fromkeys(name for name, _ in rows))
+    """Return why a requirement has no row to be checked on, and what to write instead.
+
+    Either it names a row that there is not, or it names none and all rows are exempt: the only row is the first model,
+    with which the others would be compared.
+    """
+    names = list(dict.fromkeys(name for name, _ in rows))  # each once
     if requirement.row is not None:
         guess = did_you_mean(requirement.row, names)
         return f"no row is named {requirement.row!r}{guess}"

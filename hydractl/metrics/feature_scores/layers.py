@@ -44,8 +44,10 @@ class LayerSums:
         return cls(np.zeros(width), counts, np.zeros((classes, width)), np.zeros((width, width)))
 
     def add(self, vectors: Floats, labels: NDArray[np.int64]) -> None:
-        """Add the vectors [B, d] of samples with these labels, [B]."""
-        if not self.counts.any():
+        """Add a batch of vectors [B, d] with their labels [B] to the sums, in place."""
+        # All sums are of differences from one point, which keeps rounding small: the mean of the first batch.
+        is_first_batch = not self.counts.any()
+        if is_first_batch:
             self.origin = vectors.mean(axis=0)
         from_origin = vectors - self.origin
         self.counts += np.bincount(labels, minlength=len(self.counts))
@@ -53,10 +55,10 @@ class LayerSums:
         self.products += from_origin.T @ from_origin
 
     def without(self, vectors: Floats, labels: NDArray[np.int64]) -> LayerSums:
-        """Return the sums without the vectors [B, d] of samples with these labels, [B], which are among them."""
+        """Return new sums in which the vectors [B, d] with these labels [B] are left out; they were added before."""
         from_origin = vectors - self.origin
-        sums = self.sums.copy()
-        np.subtract.at(sums, labels, from_origin)
+        sums = self.sums.copy()  # [C, d]
+        np.subtract.at(sums, labels, from_origin)  # from the sum of each vector's class
         return LayerSums(
             origin=self.origin,
             counts=self.counts - np.bincount(labels, minlength=len(self.counts)),
@@ -65,19 +67,23 @@ class LayerSums:
         )
 
     def gaussians(self) -> tuple[Floats, Floats, Floats]:
-        """Return the mean of all vectors [d], those of the K classes with samples [K, d], and one covariance [d, d].
+        """Return the mean of all vectors [d], the means of the K classes with samples [K, d], and a covariance [d, d].
 
-        The covariance is that within classes: with x of class k, n_k samples of it and N in all,
+        The covariance is that within classes, one for all: with N vectors x in all, n_k of them of class k,
         1/N sum (x - mean_k)(x - mean_k)^T = 1/N (sum x x^T - sum_k n_k mean_k mean_k^T).
         """
-        seen = self.counts > 0  # leave out classes without samples
-        counts = self.counts[seen]  # n_k, [K]
-        means = self.sums[seen] / counts[:, None]  # minus the origin, [K, d]
-        samples = counts.sum()
-        between_classes = (means * counts[:, None]).T @ means  # sum_k n_k mean_k mean_k^T, [d, d]
+        has_samples = self.counts > 0  # leave out classes without samples, [C]
+        counts = self.counts[has_samples]  # n_k, [K]
+        samples = counts.sum()  # N
+        # All sums are of vectors minus the origin, which leaves the covariance as it is.
+        means_from_origin = self.sums[has_samples] / counts[:, None]  # [K, d]
+        between_classes = (
+            means_from_origin * counts[:, None]
+        ).T @ means_from_origin  # sum_k n_k mean_k mean_k^T, [d, d]
         covariance = (self.products - between_classes) / samples
+        # Add the origin back to the means.
         centre = self.origin + self.sums.sum(axis=0) / samples
-        return centre, self.origin + means, covariance
+        return centre, self.origin + means_from_origin, covariance
 
 
 def bytes_of_sums(widths: Iterable[int], classes: int) -> int:
@@ -89,10 +95,10 @@ def bytes_of_sums(widths: Iterable[int], classes: int) -> int:
 
 
 def empty_sums(widths: Sequence[Sequence[int]], classes: int) -> list[list[LayerSums]]:
-    """Return empty sums for each layer of each member.
+    """Return empty sums for each layer of each member: a list of layers for each member.
 
     Args:
-        widths: for each member the width of each layer.
+        widths: for each member the width of each layer (the length of its vectors).
         classes: the number of classes.
 
     Raises:

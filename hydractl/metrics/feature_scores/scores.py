@@ -252,14 +252,19 @@ def _fit_layers(data: MemberTraining) -> dict[str, Floats]:
 
 
 def _fit_sums(layers: Iterable[LayerSums]) -> dict[str, Floats]:
-    """Return what :func:`_fit_layers` does, from the sums of each layer."""
+    """Return what the Mahalanobis score of all layers keeps, from the sums over the vectors of each layer of width d.
+
+    Returns:
+        For layer i ``centre.i``: the mean of all vectors, [d]. ``whitening.i``: the matrix [d, r] that makes the
+        covariance within classes the identity. ``means.i``: the class means, minus the centre and whitened, [K, r].
+    """
     fitted = {}
-    for place, sums in enumerate(layers):
+    for layer, sums in enumerate(layers):
         centre, means, covariance = sums.gaussians()
         whitening = _whitening_of(covariance)
-        fitted[f"centre.{place}"] = centre
-        fitted[f"whitening.{place}"] = whitening
-        fitted[f"means.{place}"] = (means - centre) @ whitening
+        fitted[f"centre.{layer}"] = centre
+        fitted[f"whitening.{layer}"] = whitening
+        fitted[f"means.{layer}"] = (means - centre) @ whitening
     return fitted
 
 
@@ -276,18 +281,21 @@ def _mahalanobis_layers(arrays: Arrays, fitted: Statistics, features: Floats, lo
 
     Args:
         arrays: the operations: on numpy arrays, or on tensors of an exported graph.
-        fitted: what :func:`_fit_layers` returned.
-        features: of all layers, one after another, [n, sum of widths].
+        fitted: for layer i ``centre.i`` [d], ``whitening.i`` [d, r] and the whitened class means ``means.i`` [K, r].
+        features: those of all layers side by side, in their order, [n, sum of widths d].
         logits: not used.
     """
-    # Each layer has three arrays in `fitted`, and the next columns of `features`, as many as its centre has numbers.
+    # The distance in each layer, [n] each. Its features are the next d columns, as many as its centre has numbers.
     distances = []
     start = 0
-    for place in range(len(fitted) // 3):
-        of_layer = {part: fitted[f"{part}.{place}"] for part in ("centre", "whitening", "means")}
-        stop = start + len(of_layer["centre"])
-        distances.append(_mahalanobis(arrays, of_layer, features[:, start:stop], logits))
+    layers = len(fitted) // 3  # three arrays each
+    for layer in range(layers):
+        fitted_to_layer = {part: fitted[f"{part}.{layer}"] for part in ("centre", "whitening", "means")}
+        stop = start + len(fitted_to_layer["centre"])
+        distances.append(_mahalanobis(arrays, fitted_to_layer, features[:, start:stop], logits))
         start = stop
+
+    # Add them up one by one, which an exported graph can do, too.
     total = distances[0]
     for distance in distances[1:]:
         total = total + distance
@@ -507,12 +515,17 @@ _FEWEST_HELD_OUT = 10
 
 
 def held_out_of(samples: int) -> NDArray[np.bool_]:
-    """Return which of so many training samples tell the means and deviations of ``hedge``; all if they are few."""
+    """Return which of so many training samples are held out, ``[samples]``: always the same for the same number.
+
+    ``hedge`` fits its scores to the others, and takes the mean and the deviation of each score from the held-out ones.
+    A fifth of the samples is held out, but at most 1000. If that were fewer than 10, all samples serve for both.
+    """
     count = min(samples // _HELD_OUT, _MOST_HELD_OUT)
     if count < _FEWEST_HELD_OUT:
         return np.ones(samples, dtype=bool)
+    in_random_order = np.random.default_rng(0).permutation(samples)
     held_out = np.zeros(samples, dtype=bool)
-    held_out[np.random.default_rng(0).permutation(samples)[:count]] = True
+    held_out[in_random_order[:count]] = True
     return held_out
 
 
@@ -573,16 +586,21 @@ def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits
             the first D are the classifier's.
         logits: [n, C].
     """
-    block = Block(logits[None], None, arrays)  # of one member, [1, n, C]
+    # The scores on logits.
+    block = Block(logits[None], None, arrays)  # the logits as those of one member, [1, n, C]
     parts = [SCORES["gen"](block), SCORES["energy"](block)]
-    of_classifier = features[:, : len(fitted["mahalanobis.centre"])]
-    names = [*_HEDGED, LAYERS] if OF_LAYERS[HEDGE] in fitted else _HEDGED
+
+    # The scores on features: mahalanobis, rmd, knn and vim, and the one of all layers if its arrays are there.
+    classifier_width = len(fitted["mahalanobis.centre"])  # D
+    classifier_features = features[:, :classifier_width]
+    has_layers = OF_LAYERS[HEDGE] in fitted
+    names = [*_HEDGED, LAYERS] if has_layers else [*_HEDGED]
     for name in names:
         # The arrays of this score, without its name: knn.bank becomes bank.
         start = f"{name}."
-        of_part = {key.removeprefix(start): values for key, values in fitted.items() if key.startswith(start)}
-        taken = features if name == LAYERS else of_classifier
-        parts.append(FEATURE_SCORES[name].score(of_part, taken, logits, arrays))
+        fitted_to_part = {key.removeprefix(start): values for key, values in fitted.items() if key.startswith(start)}
+        features_of_part = features if name == LAYERS else classifier_features
+        parts.append(FEATURE_SCORES[name].score(fitted_to_part, features_of_part, logits, arrays))
     return parts
 
 
@@ -596,12 +614,15 @@ def _parts_of_hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits
 def _hedge(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
     """Return the sum over several OOD scores of (score - mean) / deviation, [n].
 
-    It is for users without OOD samples, by which one of the scores could be chosen.
+    ``means`` and ``deviations`` in ``fitted`` are those of each score on training data. The sum is for users who have
+    no OOD samples by which one of the scores could be chosen.
     """
     parts = _parts_of_hedge(arrays, fitted, features, logits)  # [n] each
-    total = (parts[0] - fitted["means"][0]) / fitted["deviations"][0]
-    for place in range(1, len(parts)):
-        total = total + (parts[place] - fitted["means"][place]) / fitted["deviations"][place]
+    means = fitted["means"]  # [scores]
+    deviations = fitted["deviations"]  # [scores]
+    total = (parts[0] - means[0]) / deviations[0]
+    for index in range(1, len(parts)):
+        total = total + (parts[index] - means[index]) / deviations[index]
     return total
 
 
@@ -663,12 +684,12 @@ def _fit_mcm(data: MemberTraining) -> Statistics:
 
 @_declare("mcm", "minus the highest softmax of the cosines of image and class texts (temperature 1)", _fit_mcm)
 def _mcm(arrays: Arrays, fitted: Statistics, features: Floats, logits: Floats) -> Floats:
-    """Return minus the highest softmax of the cosines of an image with the class texts, [n].
+    """Return minus the highest value of the softmax over the cosines of each image with the C class texts, [n].
 
-    Source: Ming et al. 2022 (MCM), tau = 1.
+    Source: Ming et al. 2022 (MCM), with their temperature tau = 1.
     """
     cosines = unit(features, arrays) @ fitted["texts"].T  # [n, C]
-    # The highest softmax is exp(0) over the sum of the powers relative to the highest cosine.
+    # Divided by the highest power, the softmax of the highest cosine is exp(0) / sum_k exp(cosine_k - highest).
     highest = arrays.max(cosines, axis=1, keepdims=True)
     powers = arrays.exp(cosines - highest)
     return -1.0 / powers.sum(axis=1)

@@ -46,25 +46,25 @@ def vilu_logits(
         texts: the features of the class texts ``[C, D]``, of length 1; the nearest one is the prediction.
         scale: the factor of the cosines in the attention; None means √D.
     """
-    root = math.sqrt(texts.shape[1])
+    root = math.sqrt(texts.shape[1])  # √D
     # Scale features to length √D, so that their coordinates have a mean square of 1, as layers expect.
-    features = root * features
-    texts = root * texts
+    long_features = root * features
+    long_texts = root * texts
 
     # The attention of each image to all texts. The key projection is applied to the n queries and not to the C texts:
     # (q Q^T)(t K^T)^T = q Q^T K t^T.
-    queries = features @ weights["query"].T @ weights["key"]  # [n, D]
-    attention_logits = queries @ texts.T / root  # [n, C]; with identity projections √D times the cosines
+    queries = long_features @ weights["query"].T @ weights["key"]  # [n, D]
+    attention_logits = queries @ long_texts.T / root  # [n, C]; with identity projections √D times the cosines
     # The factor of the cosines is √D so far: replace it by `scale`.
     if scale is not None:
         attention_logits = attention_logits * (scale / root)
     attention = torch.softmax(attention_logits, dim=1)  # [n, C]
-    attended = attention @ texts @ weights["value"].T  # [n, D]
+    attended = attention @ long_texts @ weights["value"].T  # [n, D]
 
     # The state that the MLP reads: the image, what it attends to, and the text of the predicted class.
-    similarities = features @ texts.T  # [n, C]
+    similarities = long_features @ long_texts.T  # [n, C]
     predicted = similarities.argmax(dim=1)  # [n]
-    state = torch.cat([features, attended, texts[predicted]], dim=1)  # [n, 3 D]
+    state = torch.cat([long_features, attended, long_texts[predicted]], dim=1)  # [n, 3 D]
 
     # The MLP: hidden layers with ReLU, and a last layer with one output.
     for layer in range(len(HIDDEN)):
@@ -118,7 +118,9 @@ def _as_float32(values: NDArray[Any]) -> Tensor:
 
 
 def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None) -> dict[str, Tensor]:
-    """Train the network and return its weights; it minimises a cross-entropy in which rare errors weigh more.
+    """Return the weights of the network, trained to predict wrong predictions.
+
+    It minimises a binary cross-entropy in which wrong predictions weigh more the rarer they are.
 
     Args:
         features, texts, scale: see :func:`vilu_logits`; features and texts are float32.
@@ -128,7 +130,7 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None
     samples, width = features.shape
 
     # The start, and the weight of errors: log(1 + right predictions for each wrong one).
-    weights = _drawn(width, generator)
+    weights = _starting_weights(width, generator)
     right_for_each_wrong = (1 - wrong).sum() / wrong.sum()
     error_weight = torch.log1p(right_for_each_wrong)
 
@@ -148,7 +150,7 @@ def _trained(features: Tensor, texts: Tensor, wrong: Tensor, scale: float | None
     return weights
 
 
-def _drawn(width: int, generator: torch.Generator) -> dict[str, Tensor]:
+def _starting_weights(width: int, generator: torch.Generator) -> dict[str, Tensor]:
     """Return the weights that the training starts from.
 
     The attention starts with identity projections, as in the zero-shot classifier: from random ones it would need far
