@@ -262,8 +262,8 @@ MUTATIONS = (
     Mutation(
         "twelve bits of a TIFF taken for sixteen",
         "hydractl/families/pixels.py",
-        "pixels = np.asarray(image) >> (bits - 8)",
-        "pixels = np.asarray(image) >> 8",
+        "upper_bits = np.asarray(image) >> (bits - 8)",
+        "upper_bits = np.asarray(image) >> 8",
         "tests/faults/test_deep_images.py",
     ),
     Mutation(
@@ -445,8 +445,8 @@ MUTATIONS = (
     Mutation(
         "classes that are a list have no names",
         "hydractl/families/hf/published.py",
-        "    if isinstance(names, list):\n        names = ",
-        "    if isinstance(names, list):\n        _ = ",
+        "    if isinstance(entry, list):\n        by_number = ",
+        "    if isinstance(entry, list):\n        _ = ",
         "tests/faults/test_checkpoints_of_others.py -k 'fault_108 or fault_109'",
     ),
     Mutation(
@@ -466,8 +466,8 @@ MUTATIONS = (
     Mutation(
         "names of classes that begin with one",
         "hydractl/families/hf/published.py",
-        "if sorted(names) != sorted(numbers):",
-        "if len(names) != len(numbers):",
+        "if sorted(by_number) != sorted(numbers):",
+        "if len(by_number) != len(numbers):",
         "tests/faults/test_checkpoints_of_others.py -k fault_108",
     ),
     Mutation(

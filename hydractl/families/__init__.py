@@ -55,9 +55,10 @@ def families_for_folder(folder: Path) -> list[ModelFamily]:
     families = []
     for name in FAMILIES.names:
         if name in _PUBLISHED:
-            configuration, keys = _PUBLISHED[name]
-            entries = read_config(folder / configuration)
-            if entries is None or not entries.keys() >= set(keys):
+            # Skip the family unless the folder has its configuration, with the entries that are always in it.
+            file_name, keys = _PUBLISHED[name]
+            entries = read_config(folder / file_name)
+            if entries is None or not set(keys) <= entries.keys():
                 continue
         families.append(get_family(name))
     return sorted(families, key=lambda family: family.priority, reverse=True)

@@ -362,9 +362,11 @@ class AttentionLayout:
         """
         pairs: list[tuple[str, str]] = []
         for kind in COMMON:
-            module = getattr(self, kind)
+            module = getattr(self, kind)  # the library's name of the module; empty if the model has none
             if module:
-                pairs += zip(_weight_and_bias(path, module), _weight_and_bias("", kind), strict=True)
+                names = _weight_and_bias(path, module)
+                keys = _weight_and_bias("", kind)
+                pairs += zip(names, keys, strict=True)
         return pairs
 
 
@@ -541,8 +543,12 @@ class ModelFamily(ABC):
         """
         layout = self.layout(site)
         attention = model.get_submodule(site.path)
-        names = [getattr(layout, kind) for kind in COMMON]
-        return [getattr(attention, name, None) or nn.Identity() for name in names]
+        modules: list[nn.Module] = []
+        for kind in COMMON:
+            name = getattr(layout, kind)  # the library's name of the module; empty if it has none
+            module = getattr(attention, name, None)
+            modules.append(module or nn.Identity())
+        return modules
 
     def dropouts(self, model: nn.Module, site: Site) -> tuple[float, float]:
         """Return the dropout rates of the attention weights and of the attention output; only training uses them."""
@@ -557,10 +563,11 @@ class ModelFamily(ABC):
         """Cut a model (with any attention installed) into stages: one for each tower, in the order of the sites."""
 
     def logits(self, model: Any, outputs: Sequence[Tensor]) -> Tensor:
-        """Compute logits ``[B, classes]`` from the outputs of all towers of one ensemble member.
+        """Return the logits ``[B, classes]`` of one ensemble member, from the outputs of its towers (encoders).
 
-        Those of two towers are normalised features of images, ``[B, D]``, and of classes, ``[classes, D]``: the logits
-        are their cosines times the scale, of which the model has the logarithm, and plus the bias of a SigLIP.
+        The output of a single tower is the logits. Two towers give features of length 1, of images ``[B, D]`` and of
+        classes ``[classes, D]``; a logit is scale * cosine + bias. The model stores the logarithm of the scale, and
+        only a SigLIP has a bias.
         """
         if len(outputs) == 1:
             return outputs[0]

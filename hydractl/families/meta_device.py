@@ -57,7 +57,9 @@ def check_tables(model: nn.Module) -> None:
     """
     weights = _bytes_of(model.parameters())
     tables = _bytes_of(model.buffers())
-    if tables > min(max(weights, _SMALL_TABLES), _LARGEST_TABLES):
+    # Tables may be as large as the weights. Small ones (64 MiB) always pass, and large ones (above 512 MiB) never.
+    most_beside_weights = max(weights, _SMALL_TABLES)
+    if tables > min(most_beside_weights, _LARGEST_TABLES):
         raise InputError(
             f"the configuration of this {type(model).__name__} asks for tables of {tables / 2**20:,.0f} MiB, beside "
             f"weights of {weights / 2**20:,.0f} MiB: its sizes cannot be meant"

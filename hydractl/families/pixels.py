@@ -117,16 +117,16 @@ def image_of(sample: Any) -> Image.Image:
 
 
 def in_eight_bits(image: Image.Image) -> Image.Image:
-    """Return an image of more than 8 bits a pixel as 8-bit grey, by the upper bits; return any other image unchanged.
+    """Return a grey image of 16 bits a pixel, or 9 to 15, as 8-bit grey; return an image of 8 bits or fewer unchanged.
 
-    Pillow has deep pixels of grey images only; those in colour it reduces to 8 bits itself. Converting deep ones it
-    would clip them at 255.
+    The upper bits are kept. Pillow's own conversion would clip such pixels at 255. Images in colour need nothing:
+    Pillow reduces them to 8 bits when it reads them.
 
     Raises:
         InputError: if it is not known which pixel is white: 32 bits, floating point, or numbers with a sign.
     """
-    # Tell the images apart: numbers with a sign, 16 bits, all other deep ones, and 8 bits, which need no change. Only a
-    # TIFF has tags that say more than Pillow's mode.
+    # Refuse or return what has not 16 bits. Mode "I" means 32 bits, but of some formats Pillow reads 16 bits into it.
+    # Only a TIFF has tags that say more than Pillow's mode.
     tags: Mapping[int, Any] = getattr(image, "tag_v2", {}) if image.format == "TIFF" else {}
     if _SIGNED in _numbers(tags, _NUMBERS):
         raise _unknown_range("numbers with a sign")
@@ -140,12 +140,11 @@ def in_eight_bits(image: Image.Image) -> Image.Image:
         return image
     import numpy as np
 
-    # A TIFF may have fewer bits, as many cameras do, and Pillow leaves its numbers as they are.
-    # Shifting keeps the upper 8 of them: of 12 bits, the brightest 4095 becomes 255.
+    # A TIFF may have fewer than 16 bits, as many cameras do, and Pillow leaves its numbers as they are. Shifting keeps
+    # the upper 8 of them: of 12 bits, the brightest 4095 becomes 255.
     bits, *_ = _numbers(tags, _BITS) or (16,)
-    pixels = np.asarray(image) >> (bits - 8)
-    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        pixels = 255 - pixels
+    upper_bits = np.asarray(image) >> (bits - 8)
+    pixels = 255 - upper_bits if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else upper_bits
     grey = Image.fromarray(pixels.astype(np.uint8))
     grey.info = image.info
     return grey
@@ -210,10 +209,11 @@ def stacked(
     Raises:
         InputError: the library cannot make the transform, or its results have another shape.
     """
-    # Libraries check some settings only when an image is transformed.
+    # Transform a blank image, because libraries check some settings only when an image is transformed.
     with refused_as(problem):
         transform = make()
-        shape = list(transform(Image.new(mode or "RGB", (8, 8))).shape)
+        blank = Image.new(mode or "RGB", (8, 8))
+        shape = list(transform(blank).shape)
     if shape != list(size):
         raise InputError(f"{problem}: they are {shape}, the checkpoint says {list(size)}")
 

@@ -18,6 +18,8 @@ _PLACE = re.compile(r"\{label\}|\{\}")
 def filled_templates(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
     """Return all templates filled with the first class name, then all filled with the second, and so on.
 
+    E.g. the names "cat", "dog" and the templates "a {}", "the {}" give "a cat", "the cat", "a dog", "the dog".
+
     Args:
         labels: class names.
         templates: prompts with at least one ``{label}`` or ``{}`` in the place of the class name.

@@ -85,13 +85,14 @@ def naming_sample(what: str, prepare: Callable[[Sequence[SampleT]], BuiltT], sam
         with refused_as(what):
             return prepare(samples)
     except InputError:
+        # Try each sample alone, to find the first that the library fails at.
         for position, sample in enumerate(samples):
             try:
                 with refused_as(f"{what} {shown(sample)}"):
                     prepare([sample])
             except InputError as error:
                 raise SampleError(error.message, position) from error
-        raise
+        raise  # it fails at none of them alone
 
 
 def cached_by_config(build: Callable[[Any], BuiltT]) -> Callable[[LibraryConfig], BuiltT]:
@@ -138,7 +139,8 @@ def read_config(path: Path) -> dict[str, object] | None:
 def refuse_link_elsewhere(path: Path) -> None:
     """Refuse a file of a published folder that is a link out of the folder.
 
-    Links to ``blobs/`` of the hub's cache are fine: the cache makes them itself, and they are named by a digest.
+    What is no link passes. So do links inside the folder, and links into the cache of the hub: the cache makes these
+    itself, to ``models--ORG--NAME/blobs/DIGEST``.
 
     Raises:
         InputError: naming the link.
@@ -146,21 +148,22 @@ def refuse_link_elsewhere(path: Path) -> None:
     if not path.is_symlink():
         return
     target = Path(os.path.realpath(path))
-    of_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
-    if not of_cache and not target.is_relative_to(os.path.realpath(path.parent)):
+    is_in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    is_in_folder = target.is_relative_to(os.path.realpath(path.parent))
+    if not is_in_cache and not is_in_folder:
         raise InputError(f"{path} is a link out of its folder", hint="where you trust it, put a copy in its place")
 
 
 @contextlib.contextmanager
 def folder_for_library(files: Iterable[Path], documents: Mapping[str, Mapping[str, object]]) -> Iterator[Path]:
-    """Yield a folder for a library to read, in place of a published one; it exists inside the block.
+    """Yield a temporary folder for a library to read, in place of a published one that it should not see as a whole.
 
-    The library sees these files and nothing else that the published folder holds. The configurations among them are
-    what is left of the published ones after they were looked at.
+    It has links to some files of the published folder, and configurations from which unsafe settings were taken out.
+    It is removed at the end of the block.
 
     Args:
-        files: files of a published folder, which get links; those that do not exist are left out.
-        documents: the configurations by file name.
+        files: the files of the published folder to link; those that do not exist are left out.
+        documents: the configurations to write, by file name.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,22 +188,22 @@ def names_only(config: Mapping[str, object], without: Iterable[str] = ()) -> dic
     """
     left_out = frozenset(without)
 
-    def plain(value: object) -> object:
-        """Return a value without such texts inside it."""
+    def without_unsafe_texts(value: object) -> object:
+        """Return a mapping or list without the unsafe texts inside it; any other value unchanged."""
         if isinstance(value, Mapping):
             return names_only(value, left_out)
         if isinstance(value, list):
-            return [plain(inner) for inner in value if not leads(inner)]
+            return [without_unsafe_texts(inner) for inner in value if not is_unsafe_text(inner)]
         return value
 
-    def leads(value: object) -> bool:
+    def is_unsafe_text(value: object) -> bool:
         """Return whether a value is a text that is no plain name."""
         return isinstance(value, str) and _PLAIN_NAME.fullmatch(value) is None
 
     kept = {}
     for key, value in config.items():
-        if key not in left_out and not leads(value):
-            kept[key] = plain(value)
+        if key not in left_out and not is_unsafe_text(value):
+            kept[key] = without_unsafe_texts(value)
     return kept
 
 
@@ -219,16 +222,21 @@ def published_weights(weights: Path, hint: str) -> FileTensors | ShardedTensors:
         InputError: if neither file exists (the message names up to three pickles in the folder), or a file is a link
             out of the folder.
     """
+    # One file.
     refuse_link_elsewhere(weights)
     if weights.exists():
         return FileTensors(weights)
+
+    # Several files (shards) and their index.
+    folder = weights.parent
     index = weights.with_name(f"{weights.name}.index.json")
     refuse_link_elsewhere(index)
     if index.exists():
-        for shard in sorted(weights.parent.glob("*.safetensors")):
+        for shard in sorted(folder.glob("*.safetensors")):
             refuse_link_elsewhere(shard)
         return ShardedTensors(index)
-    folder = weights.parent
+
+    # Neither.
     problem = f"{folder} has no {weights.name}"
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if pickles:
@@ -302,17 +310,21 @@ def from_hub(
     """
     import huggingface_hub
 
+    # Download the files; those that do not exist are skipped.
     hub_name = parse_hub_name(name)
     hint = f"check the name and the network, or give a local folder with {' and '.join(needed)}"
     with _refused_by_hub(hub_name.repo, hint):
-        snapshot = huggingface_hub.snapshot_download(  # skips files that do not exist
+        snapshot = huggingface_hub.snapshot_download(
             hub_name.repo, revision=hub_name.revision, allow_patterns=[*needed, *optional]
         )
+
+    # Open the folder of the download.
     folder = Path(snapshot)
     loaded = open_folder(folder)
     if loaded is None:
+        configuration = needed[0]
         raise InputError(
-            f"{hub_name.repo} holds no {needed[0]} of such a model",
+            f"{hub_name.repo} holds no {configuration} of such a model",
             hint="a checkpoint of hydractl is named by its file: hf:ORG/NAME/FILE.st",
         )
     # The hub's cache names the folder of a snapshot by its commit.

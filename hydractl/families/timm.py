@@ -165,7 +165,8 @@ class TimmViT(ModelFamily):
     def _named(self, name: str, arguments: dict[str, object], seed: int) -> LoadedModel:
         """Return a model downloaded from the hub, or with random weights.
 
-        Arguments and errors are those of :meth:`load_name`, without those of a crop.
+        Arguments and errors are those of :meth:`load_name`, without those of a crop. ``pretrained`` is taken out of
+        ``arguments``; what is left are arguments of the model.
         """
         pretrained = arguments.pop("pretrained", True)
         if not _is_known(name):
@@ -176,7 +177,8 @@ class TimmViT(ModelFamily):
             )
         if not pretrained:
             return _draw_weights(name, arguments, seed)
-        # timm would silently change pretrained weights that do not fit the arguments.
+
+        # Pretrained weights allow no arguments: timm would silently change weights that do not fit.
         hint = "timm would resize or redraw weights without saying so; add pretrained=0 to start from random"
         refuse_options(f"timm:{name} with pretrained weights", arguments, hint)
 
@@ -199,26 +201,35 @@ class TimmViT(ModelFamily):
     def arch_of_script(self, arguments: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> str | None:
         """Return ``NAME?num_classes=N`` for a model that was trained by timm's script or torchvision's.
 
-        N is read from the shape of the classifier. None means that ``--model`` is not a model of timm.
+        N is read from the shape of the classifier, and left out if there is none. None means that ``--model`` is not a
+        model of timm.
         """
         name = arguments.get("model")
         if isinstance(name, str):
             name = timm_torchvision.ARCHITECTURES.get(name, name)
         if not is_plain_name(name):
             return None
-        classifiers = [shapes[classifier] for classifier in _CLASSIFIERS if shapes.get(classifier)]
-        return f"{name}?num_classes={classifiers[0][0]}" if classifiers else f"{name}"
+        for classifier in _CLASSIFIERS:  # the names that its weight may have
+            shape = shapes.get(classifier)
+            if shape:  # [N, D]
+                return f"{name}?num_classes={shape[0]}"
+        return f"{name}"
 
     def with_weights(self, loaded: LoadedModel, name: str, tensors: TensorSource) -> LoadedModel:
         """Return a model with weights of timm or torchvision, and images prepared as in their evaluation there."""
-        arguments = tensors.arguments if isinstance(tensors, StateDict) else {}
-        preprocess = loaded.preprocess
+        arguments = tensors.arguments if isinstance(tensors, StateDict) else {}  # those of the training script
+        published = loaded.preprocess
+
+        # Weights of torchvision.
         if timm_torchvision.is_of_torchvision(tensors):
-            tensors = timm_torchvision.by_timm_names(tensors)
+            by_timm_names = timm_torchvision.by_timm_names(tensors)
+            sizes = timm_torchvision.evaluated(input_size(published), arguments)
             pixels = {"mean": list(timm.data.IMAGENET_DEFAULT_MEAN), "std": list(timm.data.IMAGENET_DEFAULT_STD)}
-            preprocess = {**preprocess, **timm_torchvision.evaluated(input_size(preprocess), arguments), **pixels}
-        elif isinstance(tensors, StateDict) and tensors.script == self.name:
-            preprocess = self._preprocess_of_script(arguments, name, preprocess)
+            return replace(loaded, tensors=by_timm_names, preprocess={**published, **sizes, **pixels})
+
+        # Weights of timm, with or without the arguments of its training script.
+        is_of_script = isinstance(tensors, StateDict) and tensors.script == self.name
+        preprocess = self._preprocess_of_script(arguments, name, published) if is_of_script else published
         return replace(loaded, tensors=tensors, preprocess=preprocess)
 
     def _preprocess_of_script(
@@ -442,6 +453,7 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
     if factory_arguments:
         raise UsageError(f"timm:{name} takes no option {', '.join(factory_arguments)}: only those of the model itself")
     _check_depth(name, arguments)
+    # Build it. A ViT of another width would keep the number of heads of the name, whether it fits or not.
     with refused_as(f"timm cannot build {name} with {arguments}"):
         with seeded(seed):
             model = timm.create_model(name, pretrained=False, **arguments).eval()
@@ -449,7 +461,8 @@ def _draw_weights(name: str, arguments: Mapping[str, object], seed: int) -> Load
         config = _published_config(model, arguments)
     if "embed_dim" in arguments and "num_heads" not in arguments and not isinstance(model, _RELATIVE):
         raise UsageError(f"timm:{name} with embed_dim needs num_heads, which no weights show", hint="&num_heads=N")
-    # None is the published share of an image to cut out, meant for the published size. With another nothing is cut off.
+    # The share of each image that is cut out. None means the published share, which was chosen for the published size
+    # of images; with another size nothing is cut off.
     crop = 1.0 if "img_size" in arguments else None
     return LoadedModel(
         arch=str(config["architecture"]),
@@ -492,6 +505,7 @@ def timm_sites(model: Any) -> list[Site]:
     sites = []
     for path, block in timm_relative.blocks_of(model).items():
         attention = block.attn
+        # The name of the layout says how the module names its weights.
         layout = timm_relative.KINDS.get(type(attention)) or timm_eva.layout_name(attention)
         site = Site(
             f"{path}.attn",
@@ -499,7 +513,7 @@ def timm_sites(model: Any) -> list[Site]:
             head_dim=attention.proj.in_features // attention.num_heads,
             d_model=attention.proj.out_features,
             layout=layout,
-            sharing=getattr(attention, "num_kv_groups", 1),
+            sharing=getattr(attention, "num_kv_groups", 1),  # how many heads share one head of keys and values
         )
         sites.append(site)
     return sites
@@ -598,13 +612,14 @@ def _check_depth(name: object, arguments: object) -> None:
     """
     if not isinstance(arguments, Mapping):
         return
-    # The numbers of blocks of all stages, as in a Swin, or the only number. What is no list of whole numbers is not
-    # added up, and refused below.
-    depth: Any = arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)]
-    if isinstance(depth, list) and are_whole_numbers(depth, 0):
-        depth = sum(depth)
-    if type(depth) is not int or depth > _MOST_BLOCKS:
-        raise InputError(f"{shown(name)} has {shown(depth)} blocks, expected at most {_MOST_BLOCKS}")
+    # The numbers of blocks of all stages, as in a Swin, or the only number.
+    of_stages: Any = arguments["depths"] if "depths" in arguments else [arguments.get("depth", 1)]
+    blocks = of_stages
+    if isinstance(of_stages, list) and are_whole_numbers(of_stages, 0):
+        blocks = sum(of_stages)
+    # What is no list of whole numbers was not added up, and is refused, too.
+    if type(blocks) is not int or blocks > _MOST_BLOCKS:
+        raise InputError(f"{shown(name)} has {shown(blocks)} blocks, expected at most {_MOST_BLOCKS}")
 
 
 def check_timm_model(model: Any) -> None:
@@ -756,7 +771,14 @@ def _is_pixel_value(value: Any) -> bool:
 def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     """Return the class names in the published configuration, otherwise those of the part of ImageNet that timm infers.
 
-    None means that there are no names, or not as many as the model has classes.
+    ==============================================  ==================================
+    the published names                             what is returned
+    ==============================================  ==================================
+    a list of as many names as classes              the names
+    a list of another length                        None
+    an object with one name for each class          the names, in the order of numbers
+    anything else, or none                          what timm infers; None if nothing
+    ==============================================  ==================================
     """
     pretrained = object_or_empty(config, "pretrained_cfg")
     published = config.get("label_names") or pretrained.get("label_names")
@@ -764,8 +786,9 @@ def _class_names(model: Any, config: LibraryConfig) -> list[str] | None:
     # Names are a list, or a mapping from the number of the class, which must name each class once.
     names = published
     if isinstance(published, Mapping):
-        listed = [published.get(str(index)) for index in range(model.num_classes)]
-        names = None if None in listed or len(published) != model.num_classes else listed
+        by_number = [published.get(str(index)) for index in range(model.num_classes)]
+        is_complete = None not in by_number and len(published) == model.num_classes
+        names = by_number if is_complete else None
     if isinstance(names, list):
         if len(names) != model.num_classes:
             return None

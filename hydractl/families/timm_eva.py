@@ -49,7 +49,7 @@ class RotaryStandIn(nn.Module):
     def forward(
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Compute the attention of M ensemble members over B samples.
+        """Return the attention of M ensemble members over B samples, ``[M * B, T, d_model]``.
 
         Args:
             x: the tokens, ``[M * B, T, d_model]``.

@@ -43,16 +43,19 @@ def by_timm_names(tensors: TensorSource) -> MappedTensors:
     """Return weights of torchvision by timm's names; their numbers and shapes are the same."""
     stored_names: dict[str, str] = {}
     for stored_name in tensors.names():
-        name = stored_name
+        timm_name = stored_name
         for pattern, replacement in _RENAMED:
-            name = re.sub(pattern, replacement, name)
-        stored_names[name] = stored_name
+            timm_name = re.sub(pattern, replacement, timm_name)
+        stored_names[timm_name] = stored_name
     infos = {name: tensors.info(stored_name) for name, stored_name in stored_names.items()}
     return MappedTensors(infos, lambda name: tensors.read(stored_names[name]))
 
 
 def evaluated(size: Sequence[int], arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return how torchvision prepares images for evaluation, in timm's settings but for mean and deviation.
+    """Return timm's settings of crop and interpolation with which it prepares images as torchvision does to evaluate.
+
+    The shorter side of an image is resized, and a square of the model's height is cut out of the middle. The setting
+    ``crop_pct`` is the height divided by the resized side.
 
     Args:
         size: the shape of the images, ``[3, height, width]``.
@@ -63,7 +66,8 @@ def evaluated(size: Sequence[int], arguments: Mapping[str, object]) -> dict[str,
     resized = arguments.get("val_resize_size")
     if type(resized) is not int or resized < height:
         resized = round(height * 256 / 224)
-    # timm resizes to the whole part of height / share, so the share must not be rounded up: 224 / 232 is .965517.
+    # timm resizes to the whole part of height / share, so the share is rounded down: 224 / 232 becomes 0.965517, and
+    # 224 / 0.965517 has the whole part 232.
     share = math.floor(height / resized * 1e6) / 1e6
     interpolation = arguments.get("interpolation", "bilinear")
     return {"crop_pct": share, "crop_mode": "center", "interpolation": interpolation}

@@ -212,8 +212,10 @@ def readout_of(model: Any) -> tuple[Readout, int | None]:
     A body reads its first token. A decoder reads its last token, which counts as 1.
     """
     readout = ARCHITECTURES[type(model).__name__].readout
-    if not model.config.num_labels:
-        return last_token if readout is last_token_logits else _first_token, 1
+    is_body = not model.config.num_labels  # an encoder or decoder without a classifier
+    if is_body:
+        readout_of_body = last_token if readout is last_token_logits else _first_token
+        return readout_of_body, 1
     if _reads_all_tokens(model, readout):
         return readout, None
     if readout is _two_tokens:

@@ -48,9 +48,11 @@ def _image_stages(model: Any, tower: EncoderTower) -> Stages:
         stages_of_encoder,
         prefixes=(f"{tower.prefix}.", "visual_projection."),
     )
-    # The readout of a SigLIP attends to all tokens and is not linear. A CLIP projects its class token.
+    # The readout of a SigLIP attends to all tokens and is not linear.
     if not is_causal(model):
         return stages
+
+    # A CLIP projects its class token. Projections have a dimension of prompts; an image counts as one prompt.
     layer = model.visual_projection
     projection = Projection(lambda state: _pooled_image(model, state)[:, None], lambda: (layer.weight, layer.bias))
     return replace(stages, reads=FirstTokens(1), projection=projection)
@@ -65,17 +67,18 @@ def _text_stages(model: Any, tower: EncoderTower) -> Stages:
         model: transformers' CLIP or SigLIP.
         tower: its text tower.
     """
-    causal = is_causal(model)
+    causal = is_causal(model)  # a CLIP and not a SigLIP
     layer = model.text_projection if causal else tower.base.head
-    end = PromptReadout(partial(_positions_read, model), tower.base.final_layer_norm, layer)
-    stages = _encoder_stages(tower, stem=partial(_text_stem, tower.base, causal), readout=end.features)
+    prompt_readout = PromptReadout(partial(_positions_read, model), tower.base.final_layer_norm, layer)
+    stages = _encoder_stages(tower, stem=partial(_text_stem, tower.base, causal), readout=prompt_readout.features)
+    # Entries of the context with one row for each prompt are `per_sample`. A causal mask is the same for all prompts.
     return replace(
         stages,
-        reads=end.reads,
+        reads=prompt_readout.reads,
         per_sample=("ids",) if causal else ("ids", "attention_mask"),
         of_labels=True,
         prefixes=(f"{tower.prefix}.", "text_projection."),
-        projection=Projection(end.inputs, lambda: (layer.weight, layer.bias)),
+        projection=Projection(prompt_readout.inputs, lambda: (layer.weight, layer.bias)),
     )
 
 

@@ -26,7 +26,10 @@ class DisentangledInPlace(nn.Module):
     def __init__(self, attention: Any, library: Any) -> None:
         super().__init__()
         self.attention = attention
-        attention.keep_apart()
+        attention.keep_apart()  # each ensemble member runs by itself, because distances belong to single heads
+
+        # How distances enter the scores: their greatest number in one direction, and the two terms that a model may
+        # have (c2p compares queries with vectors of distances, p2c compares keys with them).
         self.pos_dropout = library.pos_dropout
         self.span = library.pos_ebd_size
         self.to_position = "c2p" in library.pos_att_type
@@ -44,7 +47,7 @@ class DisentangledInPlace(nn.Module):
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Compute the attention of M ensemble members over B samples.
+        """Return the attention of M ensemble members over B samples, ``[M * B, T, d_model]``, and None (no weights).
 
         Args:
             hidden_states: ``[M * B, T, d_model]``.
@@ -68,7 +71,9 @@ class DisentangledInPlace(nn.Module):
 
 
 def layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str, object]:
-    """Return the arguments of DeBERTa's layers other than the tokens, by transformers' names.
+    """Return what DeBERTa's layers take beside the tokens, by transformers' names: mask, distances, and their vectors.
+
+    A layer compares tokens also with one vector for each distance between two tokens.
 
     Args:
         base: the encoder.
@@ -76,8 +81,9 @@ def layer_arguments(base: Any, hidden: Tensor, mask: Tensor | None) -> dict[str,
         mask: 1 for tokens that are not padding, ``[B, T]``; None if no token is padding.
     """
     encoder = base.encoder
+    # The vectors of all distances, [R, d_model]. The module is called, because its weight may be in 16 bits.
     rows = torch.arange(encoder.rel_embeddings.num_embeddings, device=hidden.device)
-    vectors = encoder.rel_embeddings(rows)  # a call, not its weight, which may be in 16 bits
+    vectors = encoder.rel_embeddings(rows)
     if "layer_norm" in encoder.norm_rel_ebd:
         vectors = encoder.LayerNorm(vectors)
     if mask is None:

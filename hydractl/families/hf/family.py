@@ -383,9 +383,11 @@ class HFEncoder(ModelFamily):
         layout = LAYOUTS[site.layout]
         block: Any = model.get_submodule(site.path)
         library = block.get_submodule(layout.core)  # with the path "" the block itself
+
+        # The stand-in takes the arguments of the library's module and calls hydractl's attention.
         is_deberta = site.layout == "deberta"
         stand_in = deberta.DisentangledInPlace(attention, library) if is_deberta else _StandIn(attention, library)
-        if not layout.core:
+        if not layout.core:  # the block itself is replaced
             model.set_submodule(site.path, stand_in)
             return
         setattr(block, layout.core, stand_in)
@@ -481,7 +483,8 @@ class HFEncoder(ModelFamily):
 
     def too_long(self, config: LibraryConfig, preprocess: Preprocessing, texts: Sequence[str]) -> tuple[int, int]:
         """Return the number of texts that are too long, and the greatest length in tokens, start and end included."""
-        if self.classes(config) is not None:
+        is_zero_shot = self.classes(config) is None
+        if not is_zero_shot:  # its preprocessing is that of texts, which the base class asks
             return super().too_long(config, preprocess, texts)
         collate = text_collate(preprocess["texts"])
         return sum(collate.cut(texts)), collate.max_length

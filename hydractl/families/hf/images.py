@@ -66,6 +66,7 @@ def _read_processor(folder: Path, default: str) -> Any:
     Raises:
         InputError: if the folder has no file for one, the processor is not supported, or transformers cannot read it.
     """
+    # There must be a file; the first is named in messages.
     possible_files = [folder / name for name in _PROCESSOR_FILES]
     existing_files = [file for file in possible_files if file.exists()]
     if not existing_files:
@@ -80,21 +81,21 @@ def _read_processor(folder: Path, default: str) -> Any:
     of_all_inputs = read_config(folder / "processor_config.json") or {}
     if isinstance(of_all_inputs.get("image_processor"), dict):
         settings = dict(object_in(of_all_inputs, "image_processor", str(folder)))
+    problem = f"transformers cannot read {existing_files[0]}"
     if settings is None:
-        raise InputError(f"transformers cannot read {existing_files[0]}: it describes no image processor")
+        raise InputError(f"{problem}: it describes no image processor")
 
-    # The name of the class is checked before transformers sees it, and every other text that could name a file is left
-    # out: other processors read files, or ask the hub for them. Older files say e.g. "ViTFeatureExtractor".
-    older_name = str(settings.get("feature_extractor_type") or default).replace("FeatureExtractor", "ImageProcessor")
-    name = settings.get("image_processor_type") or older_name
+    # The name of the class is checked before transformers sees it, because other processors read files, or ask the hub
+    # for them. Older files say e.g. "ViTFeatureExtractor"; variants of a class are called e.g. "ViTImageProcessorFast".
+    older_name = str(settings.get("feature_extractor_type") or default)
+    name = settings.get("image_processor_type") or older_name.replace("FeatureExtractor", "ImageProcessor")
     if not isinstance(name, str) or name.removesuffix("Fast").removesuffix("Pil") not in PROCESSORS:
         raise _unsupported(name)
+
+    # Open it in a temporary folder with its settings alone, without any other text that could name a file.
     document = {**names_only(settings, _ELSEWHERE), "image_processor_type": name}
-    with (
-        folder_for_library([], {_PROCESSOR_FILE: document}) as seen,
-        refused_as(f"transformers cannot read {existing_files[0]}"),
-    ):
-        return AutoImageProcessor.from_pretrained(str(seen), local_files_only=True, trust_remote_code=False)
+    with folder_for_library([], {_PROCESSOR_FILE: document}) as settings_folder, refused_as(problem):
+        return AutoImageProcessor.from_pretrained(str(settings_folder), local_files_only=True, trust_remote_code=False)
 
 
 def image_collate(preprocess: Preprocessing) -> Callable[[list[Any]], Any]:
@@ -132,7 +133,9 @@ def image_format(preprocess: Preprocessing) -> ImageFormat:
     # What the processor makes of the brightest pixel, the byte 255. Most processors rescale bytes by 1 / 255, which
     # makes it 1; so do processors that do not mention rescaling. Without rescaling it stays 255, and a mean of 127.5 is
     # one of 0.5 in the format.
-    brightest = 255 * float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 255.0
+    brightest = 255.0
+    if settings.get("do_rescale", True):
+        brightest = 255 * float(settings.get("rescale_factor", 1 / 255))
 
     # A processor that does not normalise has the mean 0 and the standard deviation 1.
     if settings.get("do_normalize", True):

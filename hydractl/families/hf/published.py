@@ -108,12 +108,18 @@ def converted_weights(weights: TensorSource, model: Any) -> tuple[MappedTensors,
 
     def converted(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         """Return what a tensor of the file becomes: itself under another name, or several parts by their names."""
+        # The model has a tensor of this name, or the tensor is only renamed.
+        if name in expected:
+            return {name: tensor}
         new_name, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)
-        if pattern is None or name in expected:
-            return {name if name in expected else new_name: tensor}
-        rule = copy.deepcopy(next(converter for converter in converters if pattern in converter.source_patterns))
-        rule.add_tensor(new_name, name, pattern, tensor)
-        parts: Mapping[str, Any] = rule.convert(new_name, model=model, config=model.config)
+        if pattern is None:
+            return {new_name: tensor}
+
+        # The tensor is cut into parts. The rule is copied, because it keeps the tensors that it is given.
+        rule = next(converter for converter in converters if pattern in converter.source_patterns)
+        own_rule = copy.deepcopy(rule)
+        own_rule.add_tensor(new_name, name, pattern, tensor)
+        parts: Mapping[str, Any] = own_rule.convert(new_name, model=model, config=model.config)
         return {part_name: part[0] if isinstance(part, list) else part for part_name, part in parts.items()}
 
     infos: dict[str, TensorInfo] = {}
@@ -209,37 +215,42 @@ def patch_image_size(model: Any) -> tuple[int, int] | None:
 
 
 def class_labels(published: LibraryConfig, classes: int, origin: str) -> tuple[list[str] | None, list[str]]:
-    """Return the names of the classes in ``id2label``, in the order of the classes, and a warning where they are lost.
+    """Return the names of the classes in the order of the classes, or None; and at most one warning, in a list.
 
-    The names are an object with the numbers of the classes as its keys, or a list. They are None where there is not
-    exactly one for each class, or all are transformers' placeholders (``LABEL_0``).
+    ========================================================  ==============  ===========
+    the entry ``id2label``, an object by number, or a list    names           warnings
+    ========================================================  ==============  ===========
+    is missing or empty                                       None            none
+    has other numbers than those of the classes               None            one
+    has only transformers' placeholders (``LABEL_0``)         None            none
+    anything else                                             its names       none
+    ========================================================  ==============  ===========
 
     Args:
         published: the ``config.json`` of the folder.
         classes: the number of classes.
         origin: the folder, for the warning.
     """
-    names = published.get("id2label")
-    if isinstance(names, list):
-        names = {str(number): name for number, name in enumerate(names)}
-    numbers = [str(number) for number in range(classes)]
-    if not isinstance(names, Mapping) or not names:
+    entry = published.get("id2label")
+    by_number = entry
+    if isinstance(entry, list):
+        by_number = {str(number): name for number, name in enumerate(entry)}
+    if not isinstance(by_number, Mapping) or not by_number:
         return None, []
-
-    # Only keys that are missing, too many or no numbers deserve a warning; placeholders are no loss.
-    if sorted(names) != sorted(numbers):
-        keys = shown(sorted(names))
+    numbers = [str(number) for number in range(classes)]
+    if sorted(by_number) != sorted(numbers):
+        keys = shown(sorted(by_number))
         return None, [f"{origin}: id2label has the keys {keys} and not 0 to {classes - 1}, so its names are not used"]
-    labels = [str(names[number]) for number in numbers]
+    labels = [str(by_number[number]) for number in numbers]
     if all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         return None, []
     return labels, []
 
 
 def removed_heads(published: LibraryConfig, config: dict[str, object], origin: str) -> dict[int, Sequence[int]]:
-    """Return the heads that transformers' own pruning has cut out of a folder: by layer, their numbers.
+    """Return the heads that transformers' own pruning has removed, by layer, e.g. ``{0: [2, 3]}``; empty for none.
 
-    ``pruned_heads`` leaves the configuration, so that the library builds the whole model; a mask says what is gone.
+    As an effect, ``config`` loses its entry ``pruned_heads``, so that the library builds the model with all heads.
 
     Args:
         published: the ``config.json`` of the folder.

@@ -143,7 +143,7 @@ class OpenClip(ModelFamily):
         published = _published_entry(arch, tag)
         skeleton(config)  # checks the model before anything is downloaded
 
-        # A file after the repository is a pickle; a repository alone has safetensors.
+        # "ORG/NAME/" is a repository with safetensors; "ORG/NAME/FILE" is a pickle.
         repo, file = os.path.split(str(published.get("hf_hub", "")))
         if not repo or file:
             raise InputError(
@@ -285,7 +285,7 @@ class OpenClip(ModelFamily):
         tokens = tokens_of(config, preprocess, texts)  # [classes * templates, tokens]
         if own_tokenizer(config):
             tower = text_tower(skeleton(config))
-            if tower.ends_early:
+            if tower.ends_early:  # tokens after the end do not matter
                 longest = int(tower.positions_read(tokens).max()) + 1
                 tokens = tokens[:, :longest]
         by_class = tokens.reshape(len(labels), len(templates), -1)  # prompts of a class follow each other
@@ -432,9 +432,10 @@ def _published_entry(arch: str, tag: str) -> Mapping[str, object]:
 
 
 def _other_uses(arch: str, config: LibraryConfig, preprocess: Preprocessing) -> list[str]:
-    """Return a warning if weights of an architecture may need another activation or other images; else none.
+    """Return a list with one warning if weights of an architecture may need another activation or other images.
 
-    Their numbers do not tell it, and used wrongly they lose accuracy, a few per cent or nearly all.
+    The list is empty if all published weights of the architecture use the same. The numbers of weights do not tell for
+    which activation they were trained; with the wrong one they lose a few per cent of accuracy, or nearly all.
 
     Args:
         arch: the name of the architecture.

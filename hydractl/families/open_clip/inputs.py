@@ -121,7 +121,8 @@ def text_settings(folder: Path, config: LibraryConfig) -> dict[str, Any]:
     text_cfg = text_cfg_of(config)
     _hf_settings(text_cfg)  # only checks the settings; raises an error if they are not supported
 
-    sizes: Any = text_cfg  # with which a model was built
+    # The sizes with which the model was built.
+    sizes: Any = text_cfg
     vocabulary = sizes.get("vocab_size", VOCABULARY)
     length = sizes.get("context_length", CONTEXT_LENGTH)
     texts = text_preprocess(folder, positions=length, vocabulary=vocabulary, always=("input_ids",))

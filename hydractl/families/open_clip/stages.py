@@ -118,8 +118,12 @@ def text_stages(model: Any) -> Stages:
     tower = text_tower(model)
     prefix = tower.prefix
     blocks = tower.module.transformer.resblocks
-    end = PromptReadout(tower.positions_read, tower.module.ln_final, partial(_projected, tower.module))
-    has_projection = tower.module.text_projection is not None
+    prompt_readout = PromptReadout(tower.positions_read, tower.module.ln_final, partial(_projected, tower.module))
+
+    # The last linear layer of the readout, if the tower has one.
+    projection = None
+    if tower.module.text_projection is not None:
+        projection = Projection(prompt_readout.inputs, partial(_parameters_of_projection, tower.module))
 
     # A CustomTextCLIP has the tower as its module `text`. A CLIP has the modules of the tower as its own attributes.
     if prefix:
@@ -134,10 +138,10 @@ def text_stages(model: Any) -> Stages:
         blocks=for_each(_run_block, blocks),
         block_paths=numbered_paths(f"{prefix}transformer.resblocks", blocks),
         stem_prefixes=(f"{prefix}token_embedding.", f"{prefix}positional_embedding"),
-        readout=end.features,
-        projection=Projection(end.inputs, partial(_parameters_of_projection, tower.module)) if has_projection else None,
+        readout=prompt_readout.features,
+        projection=projection,
         attention_input=partial(normed_input, "ln_1", blocks[-1]),
-        reads=end.reads,
+        reads=prompt_readout.reads,
         per_sample=("ids",),
         tower="text",
         of_labels=True,
