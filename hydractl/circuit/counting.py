@@ -93,7 +93,12 @@ class PairCount:
         self.outside = np.empty(0)
 
     def add(self, labelled: bool, scores: Floats) -> None:
-        """Compare the scores of one batch, ``[B]``, with all scores of the other side, and remember them."""
+        """Add one batch: compare its scores with all scores of the other side so far, and remember them.
+
+        Args:
+            labelled: whether it is a batch of ID samples.
+            scores: their OOD scores, ``[B]``.
+        """
         if labelled:
             self.two_u += two_u(scores, self.outside)
             joined = np.concatenate([self.inside, scores])
@@ -140,13 +145,13 @@ class Tally:
             self._pairs[task].add(values.labelled, values.scores)
 
     def counts(self) -> EvaluationCounts:
-        """Return the counts over the batches seen so far, summed over all tasks.
+        """Return the counts over the batches seen so far, summed over all tasks (pairs of an ID and an OOD set).
 
         ``two_u`` is twice the number of pairs of an ID and an OOD sample in the right order (a tie is half a pair), so
         the AUROC is ``two_u / (2 * n_id * n_ood)``. It is None if no OOD sample has been seen.
         """
-        # A task is one ID set (inside) with one OOD set (outside). Its samples and pairs are counted as often as its
-        # share says; the counts of single samples were weighted when they were added.
+        # "inside" are ID samples, "outside" OOD samples. The samples and pairs of a task are counted as often as its
+        # share says, so that all tasks weigh the same. ``correct`` and ``nll`` were multiplied when they were added.
         n_id = 0
         n_ood = 0
         twice_u = 0

@@ -42,32 +42,35 @@ class MemoryPlan:
 
 
 def plan_memory(stem_bytes: Sequence[int], blocks: int, *, limit: int, lanes: int, aside: bool) -> MemoryPlan:
-    """Decide how the memory is used.
+    """Return which states are kept in memory, and how the batches are cut into chunks whose states fit together.
+
+    A stem is the state of a batch before the first block, a trace the states of all blocks. Stems are kept if those of
+    all batches fit into a quarter of the memory; traces take the rest.
 
     Args:
         stem_bytes: the size of the stem of each batch.
         blocks: how many blocks the tower has that reads samples.
-        limit: how many bytes the kept states may take; stems may take a quarter of them.
-        lanes: how many models with different heads removed are searched in turn.
+        limit: how many bytes the kept states may take.
+        lanes: how many models with different heads removed are searched in turn; each has traces of its own.
         aside: whether each of these is kept together with a model that is only tried.
     """
     keeps_stems = sum(stem_bytes) <= limit // 4
     bytes_of_stems = sum(stem_bytes) if keeps_stems else 0
-    left_bytes = limit - bytes_of_stems
+    bytes_for_traces = limit - bytes_of_stems
 
     # A trace holds for each block a state, its joined heads and its output, and once more the whole state before the
     # last block. Each of these is about as large as the stem.
     models_at_a_time = 2 if aside else 1
     states_of_trace = 3 * blocks + 1
     trace_bytes = [models_at_a_time * size * states_of_trace for size in stem_bytes]
-    traces_that_fit = left_bytes // sum(trace_bytes)
+    traces_that_fit = bytes_for_traces // sum(trace_bytes)  # how many models can have the traces of all batches
     traces = max(1, min(lanes, traces_that_fit))
 
     # Cut the batches into chunks whose traces fit into these bytes; one batch alone may exceed them.
     chunks: list[list[int]] = []
     chunk_bytes: list[int] = []
     for batch, size in enumerate(trace_bytes):
-        if not chunks or chunk_bytes[-1] + size > left_bytes:
+        if not chunks or chunk_bytes[-1] + size > bytes_for_traces:
             chunks.append([])
             chunk_bytes.append(0)
         chunks[-1].append(batch)
@@ -172,6 +175,8 @@ class Evaluator:
     def naive_work(self, samples: int, sites: Iterable[int]) -> int:
         """Return the cost of one run of the whole model, in evaluations of one block on one sample.
 
+        A model has a tower of blocks that reads samples, and perhaps one that reads the texts of the labels (prompts).
+
         Args:
             samples: how many samples run.
             sites: the sites of the candidates. The label tower is included only if it has one of these sites.
@@ -235,7 +240,9 @@ class Evaluator:
 
     @torch.inference_mode()
     def values_without_each(self, batch: int, site: int, heads: Sequence[int]) -> list[Values]:
-        """Return the counts of one batch when one more head is removed, for each of some heads of one site.
+        """Return the counts of one batch when one more head is removed from the current model, for each of some heads.
+
+        The site (attention block) of the heads is in the tower that reads samples or in the one that reads labels.
 
         Args:
             batch: the index of the batch.
@@ -245,7 +252,7 @@ class Evaluator:
         Returns:
             The counts without each head, in the order of ``heads``.
         """
-        trace = self._trace_of_current_model(batch)
+        trace = self._trace_of_current_model(batch)  # the states of all blocks
         if site in self.sample_tower.sites:
             reads = self.sample_tower.without_each(trace, site, heads)  # [heads, B, ...]
             return [self._values_from_reads(batch, read, self._label_reads) for read in reads]
@@ -278,8 +285,8 @@ class Evaluator:
     def gated_logits(self, batch: int, gates: Sequence[Tensor]) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch as a differentiable function of gates on the heads.
 
-        The gates are on the heads of the sample tower; the label tower stays as it is. Must be called outside inference
-        mode.
+        A gate is a factor on the output of a head. Only heads of the tower that reads samples have gates; the tower
+        that reads the labels stays as it is. Must be called outside inference mode.
 
         Args:
             batch: the index of the batch.
@@ -294,6 +301,8 @@ class Evaluator:
                 value = value.clone()
             context[name] = value
         copied_stem = State(stem.hidden.clone(), context)
+
+        # Run the blocks with the gates, and compare what is read out with the labels (if the model has any to read).
         read = self.sample_tower.gated(copied_stem, gates)
         classes = self._label_reads
         if classes is not None:
@@ -428,7 +437,9 @@ class Evaluator:
 
 
 def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], processes: Processes) -> dict[int, _Answer]:
-    """Call a function on every batch, with the batches shared out among the processes.
+    """Return what a function answers for every batch; the processes share the calls, and all get all answers.
+
+    With 2 processes, the first calls it on the batches 0, 2, 4 and so on, the second on the others.
 
     Args:
         evaluator: the evaluator that has the batches.
@@ -436,8 +447,9 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
         processes: the processes that share the batches.
 
     Returns:
-        The answers of all processes, by batch.
+        The answers of all processes, by the index of the batch.
     """
+    # Batches come in chunks whose states fit into memory together; those of a finished chunk are dropped.
     answers_here = {}
     for chunk in evaluator.memory.chunks:
         for batch in chunk:
@@ -446,6 +458,7 @@ def over_batches(evaluator: Evaluator, of_batch: Callable[[int], _Answer], proce
                 answers_here[batch] = of_batch(batch)
         evaluator.drop_traces(chunk)
 
+    # Exchange the answers.
     answers = {}
     for answers_of_process in processes.gather(answers_here):
         for batch, answer in answers_of_process.items():

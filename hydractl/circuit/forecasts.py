@@ -85,7 +85,13 @@ class Slopes:
 
 
 def of_task(evaluator: Evaluator, task: int, of_batches: QuantitiesOfBatches) -> dict[str, Tensor]:
-    """Return the quantities of the samples of a task, concatenated in the order of the batches, ``[N, ...]`` each."""
+    """Return the quantities of all samples of one task by name, concatenated in the order of the batches.
+
+    Args:
+        evaluator: has the batches, and knows to which tasks (ID sets with their OOD sets) each belongs.
+        task: the index of the task.
+        of_batches: for each batch its quantities, ``[B, ...]`` each, which become ``[N, ...]``.
+    """
     parts_by_name: dict[str, list[Tensor]] = {}
     for batch in sorted(of_batches):
         if task not in evaluator.batches[batch].tasks:
@@ -182,11 +188,11 @@ def current_quantities(evaluator: Evaluator, names: Sequence[str], processes: Pr
 
 
 def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
-    """Compute how much each head adds to each quantity of a sample, if the quantity were linear in the heads.
+    """Return the slopes of all samples: how much each head adds to each quantity, e.g. to the margin of a sample.
 
     A gate is a factor on the output of a head. It is 1 now, and removing the head means 0. So the slope, the derivative
-    of the quantity by the gate, forecasts the change. Each batch takes one forward pass, and one backward pass for each
-    quantity.
+    of the quantity by the gate, forecasts the change as if the quantity were linear in the heads. Each batch takes one
+    forward pass, and one backward pass for each quantity.
 
     Args:
         evaluator: its current model is the one whose slopes are computed.
@@ -204,6 +210,7 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
     for site, kept in zip(tower.sites, tower.kept, strict=True):
         heads += [CandidateHead(site, head) for head in kept]
 
+    # The slopes of each batch. `gradients_of` turns off gradients of all parameters: only gates need some.
     of_batches = {}
     with torch.inference_mode(False), torch.enable_grad(), gradients_of(evaluator.model, ()):
         for batch in range(len(evaluator.batches)):
@@ -217,8 +224,9 @@ def slopes(evaluator: Evaluator, names: Sequence[str]) -> Slopes:
 def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the slopes of one batch by the name of the quantity, float32 ``[B, heads + 1]`` each.
 
-    A slope is the derivative of the quantity of a sample by a gate, a factor 1 on the output of a head. The last column
-    is zero, for heads that have no gate. Empty if the batch has none of the quantities, e.g. OOD samples no margin.
+    A quantity is a number of each sample, such as its margin. A slope is its derivative by a gate, a factor on the
+    output of a head that is 1 now. The last column is zero, for heads that have no gate. Empty if the batch has none of
+    the quantities, e.g. OOD samples no margin.
     """
     readable, labels = _quantities_and_labels(evaluator, batch, names)
     if not readable:
@@ -233,11 +241,13 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
         gate = torch.ones(size, len(kept), device=parameter.device, dtype=parameter.dtype)
         gates.append(gate.requires_grad_(bool(kept)))
     gates_of_heads = [gate for gate in gates if gate.requires_grad]
+
+    # The forward pass, and what it cost (in evaluations of one block on one sample).
     work_before = evaluator.sample_tower.work
     logits = evaluator.gated_logits(batch, gates).double()
     work_of_pass = evaluator.sample_tower.work - work_before
 
-    # The column of zeros stands for heads without slopes.
+    # A backward pass for each quantity. The column of zeros stands for heads without slopes.
     column_of_zeros = parameter.new_zeros(size, 1)
     slopes_by_name = {}
     for name in readable:
@@ -253,9 +263,9 @@ def _slopes_of_batch(evaluator: Evaluator, batch: int, names: Sequence[str]) -> 
 
 
 def _quantities_and_labels(evaluator: Evaluator, batch: int, names: Sequence[str]) -> tuple[list[str], Tensor | None]:
-    """Return which of the quantities a batch has, and its labels on the model's device.
+    """Return which of the named quantities (numbers of each sample) a batch has, and its labels on the model's device.
 
-    An OOD batch has no labels (None), and only :data:`OOD_SCORE`; an ID batch has all others.
+    An OOD batch has no labels (None), and only the quantity :data:`OOD_SCORE`; an ID batch has all others.
     """
     labels = evaluator.batches[batch].labels
     if labels is None:

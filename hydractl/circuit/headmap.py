@@ -57,6 +57,7 @@ class Headmap(GreedySearch):
             The highest score comes first; equal scores are ordered by site and then by head. The rankings are also
             stored in :attr:`rankings`.
         """
+        # At the beginning no head is chosen, and every ranking is empty.
         counts_of_whole_model = self._counts_of_whole_model()
         self.rankings = {}
         chosen: dict[str, list[CandidateHead]] = {}
@@ -89,6 +90,7 @@ class Headmap(GreedySearch):
                 for objective in group:
                     # Objectives share trials, which may count more than this objective reads: leave only what it reads.
                     trials_as_read = [replace(trial, counts=trial.counts.read_by(objective)) for trial in trials]
+                    # The last ones, whose masking hurts most, are chosen; the others are ranked for removal.
                     in_order = best_first(objective, trials_as_read)
                     not_chosen = max(0, len(in_order) - self.kept[site])
                     chosen[objective] += [trial.head for trial in in_order[not_chosen:]]

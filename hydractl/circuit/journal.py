@@ -105,7 +105,8 @@ class Journal:
             elif not force:
                 check_free(path)
 
-            # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then).
+            # Cut off a half-written last line, or all of an older search (kept_bytes is 0 then). Without --resume and
+            # --force, check_free() has refused a file that is not empty.
             journal._file.truncate(kept_bytes)
             if not kept_bytes:
                 # The file of a new journal is to survive a loss of power.
@@ -170,7 +171,11 @@ class Journal:
         self.close()
 
     def _write_line(self, line: bytes) -> None:
-        """Write a whole line, or nothing."""
+        """Write a whole line, or nothing.
+
+        Raises:
+            StorageError, OutputError: the disk does not take the line; the file ends as it did before.
+        """
         size_before = self._size_in_bytes()
         try:
             written = self._file.write(line)
@@ -290,7 +295,10 @@ def _object_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _parse(path: Path, data: bytes) -> tuple[list[Record], bytes]:
-    """Return the objects of the whole lines, the header first, and the half-written line after them, which is dropped.
+    """Return the objects of the whole lines, the header first, and the bytes of a half-written line after them.
+
+    A last line whose checksum is wrong counts as half-written, too. The bytes are empty if all lines are whole. An
+    empty file, or a header that was cut short, has no objects.
 
     Args:
         path: the file, for messages.
@@ -299,6 +307,7 @@ def _parse(path: Path, data: bytes) -> tuple[list[Record], bytes]:
     Raises:
         InputError: the file is not a journal, or lines before the last are damaged; all of them are listed.
     """
+    # The file may be a journal, the beginning of one, a journal of another version, or something else.
     begins_as_journal = data.startswith(FIRST_BYTES)
     is_header_cut_short = FIRST_BYTES.startswith(data)
     if not begins_as_journal and data.startswith(_FIRST_BYTES_OF_ANY):

@@ -93,7 +93,10 @@ class Lazy(GreedySearch):
         every: int = SLOPES_EVERY,
         **others: Unpack[SearchKeywords],
     ) -> None:
-        """Begin without slopes and without any evaluation."""
+        """Begin without slopes and without any evaluation.
+
+        A slope is the derivative of a number of a sample by a gate on a head; forecasts are made from slopes.
+        """
         super().__init__(evaluator, heads, **others)
         self.size = size
         self.every = every
@@ -106,8 +109,13 @@ class Lazy(GreedySearch):
         self._forecast_errors: dict[tuple[str, CandidateHead], float] = {}
 
     def evaluations_to_come(self, step: int, budget: int) -> int:
-        """Return how many evaluations to expect from a step on; objectives that ask for different heads need more."""
-        removed = step - 1
+        """Return how many evaluations to expect from a step on; objectives that ask for different heads need more.
+
+        Args:
+            step: the number of the step, from 1.
+            budget: how many heads the search removes.
+        """
+        removed = step - 1  # each step before has removed one head
         expected = evaluations(len(self.heads) - removed, budget - removed, self.size)
         if step == 1:
             # Heads of the tower that reads labels have no slopes: the first step evaluates all of them.
@@ -177,9 +185,14 @@ class Lazy(GreedySearch):
         return winners
 
     def _count_while_an_estimate_leads(self, this_step: _LazyStep, left: Sequence[CandidateHead]) -> None:
-        """For each objective, count the head in front until it has been counted already, at most ``size`` heads.
+        """Evaluate heads until, for each objective, no estimate is above the best score; at most ``size`` heads.
 
-        The head in front has the highest score or, if it has not been counted, the highest estimate.
+        Heads are ordered by score if they have been evaluated ("counted"), and by estimate if not. The head in front is
+        evaluated, which may move it back. This ends as soon as the head in front has been evaluated.
+
+        Args:
+            this_step: the step; its counts are changed in place.
+            left: the heads that may still be removed.
         """
         if not left:
             return
@@ -188,7 +201,7 @@ class Lazy(GreedySearch):
             for _ in range(self.size):
                 in_front = max(sorted(left), key=score_or_estimate)  # of equal ones the lowest site, then head
                 if in_front in this_step.counted:
-                    break
+                    break  # no other head is estimated to be better
                 self._count(this_step, in_front)
 
     def _score_or_estimate(self, this_step: _LazyStep, objective: str, head: CandidateHead) -> float:
@@ -198,7 +211,7 @@ class Lazy(GreedySearch):
         return this_step.forecasts[objective][head] + self._forecast_errors.get((objective, head), 0.0)
 
     def _count(self, this_step: _LazyStep, head: CandidateHead) -> None:
-        """Add the counts without a head to a step, from the journal or by evaluating it now."""
+        """Add the counts of the model without a head to a step, from the journal or by evaluating it now."""
         if head not in this_step.known:
             this_step.known[head] = self._evaluate_without(head, this_step)
             this_step.last_evaluated = head
@@ -207,7 +220,7 @@ class Lazy(GreedySearch):
     def _evaluate_without(self, head: CandidateHead, this_step: _LazyStep) -> Trial:
         """Return the counts over all data without one more head, and how far the forecast of each objective was off.
 
-        Both are also stored in the journal.
+        Both are also stored in the journal. Afterwards the evaluator is at the model without the head.
 
         Args:
             head: the head to remove, in addition to those that the objectives of the step have removed already.
@@ -220,6 +233,7 @@ class Lazy(GreedySearch):
         self.evaluator.go_to_model_without([*removed, head], aside=True)
 
         def record_of_batch(batch: int) -> Record:
+            """Return the counts of one batch as JSON values, which processes can exchange."""
             values = self.evaluator.current_values(batch)
             return {**vars(values), "scores": values.scores.tolist(), "tasks": [*values.tasks]}
 
@@ -249,17 +263,19 @@ class Lazy(GreedySearch):
     # --- estimates ----------------------------------------------------------------------------------------------------
 
     def _slopes_of_step(self, group: list[str], step: int) -> Slopes:
-        """Return the slopes that a step forecasts with: the derivatives by a gate on each head.
+        """Return the slopes that a step forecasts with.
 
-        Slopes are computed at steps 1, 1 + ``every``, 1 + 2 * ``every`` and so on, and kept until the next of these
-        steps; with ``every`` 6, step 12 uses those of step 7. If they are missing, e.g. after a resume, they are
-        computed now: the evaluator goes to the model of that earlier step, and comes back.
+        A slope is the derivative of a number of a sample, e.g. its margin, by a gate on a head. Slopes are computed at
+        steps 1, 1 + ``every``, 1 + 2 * ``every`` and so on, and kept until the next of these steps; with ``every`` 6,
+        step 12 uses those of step 7. If they are missing, e.g. after a resume, they are computed now: the evaluator
+        goes to the model of that earlier step, and comes back.
 
         Args:
             group: the objectives that have removed the same heads.
             step: the number of the step, from 1.
         """
-        # The model at which the slopes are computed, and the slopes that are known for it.
+        # The model at which the slopes are computed, named by its removed heads in model order. The first line also
+        # sets `_slopes_step`, the step of that model.
         self._drop_older_slopes(step)
         removed = self.rankings[group[0]].removed
         removed_then = removed[: self._slopes_step - 1]  # each step before has removed one head
@@ -283,7 +299,8 @@ class Lazy(GreedySearch):
     def _drop_older_slopes(self, step: int) -> None:
         """Drop the slopes of an older step than this one forecasts with, and the errors of the forecasts from them.
 
-        Heads of the label tower have no slopes: the errors of their forecasts stay.
+        Slopes are renewed every so many steps: with 6, at the steps 1, 7, 13 and so on. The step that the slopes belong
+        to is stored in ``_slopes_step``. Heads of the label tower have no slopes: the errors of their forecasts stay.
         """
         steps_since_slopes = (step - 1) % self.every
         slopes_step = step - steps_since_slopes
@@ -298,7 +315,10 @@ class Lazy(GreedySearch):
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def _note_forecast_errors(self, group: list[str], step: int, evaluations: Mapping[CandidateHead, Trial]) -> None:
-        """Remember how far the forecasts of the evaluated heads were off, for each objective of a group."""
+        """Remember how far the forecasts of the evaluated heads were off, for each objective of a group.
+
+        Later estimates of these heads add the error to the forecast, as long as the slopes stay the same.
+        """
         self._drop_older_slopes(step)
         for head, evaluation in evaluations.items():
             errors = evaluation.forecast_errors

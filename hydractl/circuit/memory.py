@@ -46,18 +46,19 @@ class SearchMemory:
         self._journal.append({"base": asdict(counts)})
 
     def winners_of_step(self, objectives: Sequence[str], step: int) -> dict[str, Trial] | None:
-        """Return the winner of a step for each of some objectives, from the journal.
+        """Return the head that each of some objectives removed in a step, with its counts, from the journal.
 
-        Returns:
-            The winner of each objective; None if the journal lacks the step for any of the objectives.
+        None if the journal lacks the step for any of the objectives.
         """
         winner_by_objective: dict[str, Trial] = {}
         for record in self._journal.records:
             if record.get("step") != step:
                 continue
-            # A record with a step is a removal, or an evaluation, which is ignored here.
-            if record.get("removed") in objectives:
-                winner_by_objective[record["removed"]] = trial_from_record(record)
+            # A record with a step is a removal, or an evaluation, which is ignored here. The entry "removed" of a
+            # removal is not the head but the name of the objective that removed it.
+            objective = record.get("removed")
+            if objective in objectives:
+                winner_by_objective[objective] = trial_from_record(record)
         if len(winner_by_objective) < len(objectives):
             return None
         return winner_by_objective

@@ -39,7 +39,8 @@ def shares_of(sizes: Sequence[tuple[int, int]]) -> list[Share]:
     Args:
         sizes: how many ID and OOD samples each task has; 0 OOD samples if it has no OOD set.
     """
-    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample).
+    # Repeat samples up to the least common multiple of the sizes (a missing set counts as one sample, as 0 would make
+    # the multiple 0).
     id_sizes = [max(1, n_id) for n_id, _ in sizes]
     ood_sizes = [max(1, n_ood) for _, n_ood in sizes]
     common_id = math.lcm(*id_sizes)
@@ -88,9 +89,10 @@ class EvaluationCounts:
         return replace(self, two_u=None, n_ood=0)
 
     def best_case(self, n_id: int, n_ood: int, seen_pairs: int | None = None) -> EvaluationCounts:
-        """Return the best counts that the whole data can still give.
+        """Return the best counts that the whole data can still give, when these are the counts of a part of them.
 
-        Every sample that was not seen is assumed to be right and without loss, with each of its pairs in order.
+        Every sample that was not seen is assumed to be right and without loss, with each of its pairs in order. E.g.
+        after 6 of 10 ID samples, 5 of them right, at most 9 can be right in the end.
 
         Args:
             n_id, n_ood: how many ID and OOD samples the whole data have.

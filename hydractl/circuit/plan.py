@@ -136,7 +136,10 @@ def asked_by_lazy(options: SearchOptions) -> int | None:
 
 
 def _share_run(tower: SearchedTower, site: int) -> float:
-    """Return which share of a tower a candidate runs: the blocks after its own, and its own but for the attention."""
+    """Return which share of a tower a candidate runs: the blocks after its own, and its own but for the attention.
+
+    E.g. of 12 blocks, a candidate in the third one runs 9 and 0.6 of its own: a share of 9.6 / 12 = 0.8.
+    """
     blocks = len(tower.sites)
     blocks_before = site - tower.sites.start
     return (blocks - blocks_before - _ATTENTION_SHARE) / blocks
@@ -149,11 +152,12 @@ def _time_of_pass(tower: SearchedTower, stem: State) -> Floats:
     The first call is not counted, as libraries do one-time work in it. Of the others the shortest counts: they may have
     waited for other work of the machine.
     """
-    times = []
+    times = []  # [2] for each call: seconds of the clock and of the processor
     for _ in range(1 + _TIMED_CALLS):
         start = np.array([time.perf_counter(), time.process_time()])
-        tower.trace(stem)
-        times.append(np.array([time.perf_counter(), time.process_time()]) - start)
+        tower.trace(stem)  # runs all blocks
+        end = np.array([time.perf_counter(), time.process_time()])
+        times.append(end - start)
     return np.min(times[1:], axis=0)
 
 
@@ -179,7 +183,15 @@ def free_memory(device: torch.device) -> int:
 
 
 def tell_plan(log: Log, plan: SearchPlan, scope: Scope, options: SearchOptions, bounds: bool) -> None:
-    """Log what the search will do, and what that costs."""
+    """Log what the search will do, how long that takes about, and how much memory it needs.
+
+    Args:
+        log: receives two lines.
+        plan: the cost of the search.
+        scope: the heads that may be removed.
+        options: the options of the search.
+        bounds: whether candidates are given up early, which saves an unknown part of the time.
+    """
     up_to = "up to " if options.max_drop is not None else ""
     objectives = ", ".join(options.objective)
     log.info(
@@ -194,7 +206,15 @@ def tell_plan(log: Log, plan: SearchPlan, scope: Scope, options: SearchOptions, 
 
 
 def tell_work(log: Log, plan: SearchPlan, evaluations: int, work: float, processes: int) -> None:
-    """Log what the search did cost."""
+    """Log what the search did cost, and which share that is of the plain algorithm.
+
+    Args:
+        log: receives the line.
+        plan: says what the plain algorithm costs.
+        evaluations: how many candidates this process has evaluated; 0 if a journal had all of them.
+        work: how often this process has run a block on a sample.
+        processes: how many processes shared the search.
+    """
     if not evaluations:
         log.info("nothing was left to evaluate: the journal has the whole search")
         return

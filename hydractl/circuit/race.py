@@ -79,9 +79,11 @@ class Race:
         known: Mapping[CandidateHead, Trial],
         finished: Callable[[RacingHead], None],
     ) -> None:
-        """Enter all candidates; those that an interrupted search has counted (``known``) do not run again.
+        """Begin a race between candidates, each a head to remove; it is run by :meth:`run`.
 
-        The best case of a candidate is what it would reach if all samples that it has not seen counted in its favour.
+        A candidate is evaluated on one batch after another. Its best case is what it would reach if all samples that it
+        has not seen counted in its favour. Candidates that an interrupted search has counted (``known``) do not run
+        again.
         """
         self.evaluator = evaluator
         self.objectives = list(objectives)
@@ -89,13 +91,13 @@ class Race:
         self.at_once = at_once
         self.finished = finished
 
-        # The best standing that is reached for each objective, the candidates with all counts for it, and those that
-        # run.
+        # By objective: the best standing (comparable score) that a candidate has reached on all samples, and the
+        # candidates with all counts. `_contestants` are those that were to run here; the known ones are not among them.
         self._leads: dict[str, Standing] = {}
         self._counted: dict[str, list[RacingHead]] = {objective: [] for objective in objectives}
         self._contestants: list[RacingHead] = []
 
-        # At first, every candidate can still be perfect.
+        # Enter all candidates. At first, every one of them can still be perfect.
         nothing_counted = EvaluationCounts(correct=0, n_id=0, two_u=None, n_ood=0)
         best_case_of_nothing = nothing_counted.best_case(evaluator.n_id, evaluator.n_ood)
         for head in heads:
@@ -105,20 +107,23 @@ class Race:
                 best_case=best_case_of_nothing,
                 tally=Tally(evaluator.shares),
             )
-            if head in known:  # counted before the search was interrupted: it does not run again
-                evaluation = known[head]
-                contestant.final_counts = evaluation.counts
-                contestant.open_for.difference_update(evaluation.given_up)
-                for objective in contestant.open_for:
-                    self._enter_counted(contestant, objective)
-            else:
+            if head not in known:
                 self._contestants.append(contestant)
+                continue
+
+            # Counted before the search was interrupted: it has all counts, but for objectives it was given up for.
+            evaluation = known[head]
+            contestant.final_counts = evaluation.counts
+            contestant.open_for.difference_update(evaluation.given_up)
+            for objective in contestant.open_for:
+                self._enter_counted(contestant, objective)
 
     def run(self) -> dict[str, list[Trial]]:
-        """Run the race, and return for each objective the trials of the candidates that were not given up.
+        """Run the race; return for each objective the heads that were not given up, each with its counts (a trial).
 
-        The winner is among them.
+        The winner is among them. A candidate is given up when it can no longer win.
         """
+        # Candidates can take turns batch by batch only if the states of all batches are in memory (in one chunk).
         all_in_memory = len(self.evaluator.memory.chunks) == 1
         if self.bounds and all_in_memory:
             for objective in self.objectives:
@@ -144,29 +149,31 @@ class Race:
     # --- all data in memory, with bounds: the best case decides who goes on -------------------------------------------
 
     def _find_winner(self, objective: str) -> None:
-        """Evaluate candidates for one objective until each is counted to its end or cannot win.
+        """Evaluate candidates for one objective until each has seen all batches or cannot win.
 
-        The leader, the candidate that can still reach the most, always runs next, on one batch: no candidate runs a
-        batch that it could have been spared. One exception: a leader that has seen enough batches runs to the end at
-        once, as its final score rules others out. The winner is then among the candidates in :attr:`_counted`.
+        The winner is then among the candidates in :attr:`_counted`. In each turn the leader runs, the candidate with
+        the greatest hope (the best standing that it can still reach):
+
+        * usually on one batch, so no candidate runs a batch that it could have been spared;
+        * if it has seen 30 % of the batches, on all that are left, as its final score rules others out.
         """
-        order = self._batches_read_by([objective])
+        order = self._batches_read_by([objective])  # indices of batches
         while True:
             running = [contestant for contestant in self._contestants if contestant.still_runs_for(objective)]
             if not running:
                 return
             leader = max(running, key=lambda contestant: contestant.hope(objective))
-            next_batches = [batch for batch in order if batch not in leader.tally.seen]
-            batches_seen = len(order) - len(next_batches)
+            batches_left = [batch for batch in order if batch not in leader.tally.seen]
+            batches_seen = len(order) - len(batches_left)
 
             # A leader that has seen enough batches runs all that are left, any other only the next one.
             goes_to_the_end = batches_seen >= _SEEN_BEFORE_LEADER_ENDS * len(order)
-            if not goes_to_the_end:
-                next_batches = next_batches[:1]
-            for batch in next_batches:
+            batches_to_run = batches_left if goes_to_the_end else batches_left[:1]
+            for batch in batches_to_run:
                 if objective not in leader.open_for:  # the batch before has ruled it out
                     break
-                # Only candidates of one site can run together: the most hopeful of those that have not seen the batch.
+                # Beside the leader run the most hopeful candidates of its site (attention block) that have not seen the
+                # batch; those of other sites cannot run together with it.
                 site = leader.head.site
                 unseen = [other for other in running if other.head.site == site and batch not in other.tally.seen]
                 companions = sorted(unseen, key=lambda other: other.hope(objective), reverse=True)
@@ -178,22 +185,23 @@ class Race:
         return self.evaluator.batches[batch].labels is not None
 
     def _batches_read_by(self, objectives: Sequence[str]) -> list[int]:
-        """Return the indices of the batches that any of these objectives reads, ID and OOD batches in turn.
+        """Return the indices of the batches that any of these objectives reads, ID and OOD batches mixed evenly.
 
-        Those of each side keep their order, and the shorter side is spread over the longer one: an AUROC is counted
-        over pairs, of which the first batches of both sides give the first.
+        The batches of each side (ID or OOD) keep their order, and the shorter side is spread over the longer one. E.g.
+        with the ID batches 0 and 1 and the OOD batches 2 to 5, the order is 2, 0, 3, 4, 1, 5. So the first batches
+        already give pairs of an ID and an OOD sample, over which an AUROC is counted.
         """
         sides: dict[bool, list[int]] = {True: [], False: []}
         for batch in range(len(self.evaluator.batches)):
             if any(self._is_read_by(objective, batch) for objective in objectives):
                 sides[self._is_id(batch)].append(batch)
 
-        # Where each batch stands in its side, as a share of the side's length.
-        place = {}
+        # Where the middle of each batch is in its side, as a share of the side's length: 0.25 and 0.75 for two batches.
+        relative_position = {}
         for batches in sides.values():
             for index, batch in enumerate(batches):
-                place[batch] = (index + 0.5) / len(batches)
-        return sorted(place, key=place.__getitem__)
+                relative_position[batch] = (index + 0.5) / len(batches)
+        return sorted(relative_position, key=relative_position.__getitem__)
 
     def _is_read_by(self, objective: str, batch: int) -> bool:
         """Return whether an objective reads a batch; ID batches are always read."""
@@ -204,10 +212,12 @@ class Race:
     def _run_chunks(self) -> None:
         """Run all candidates on the batches whose states fit into memory together, then on the next chunk, and so on.
 
-        A chunk is a part of the batches, a unit a few candidates of one site that run together. With bounds,
-        candidates that can no longer win are given up. Then, if there are three chunks or more, the unit that can still
-        reach the most runs to the end after the first chunk: its final scores rule out others.
+        A chunk is a part of the batches, a unit a few candidates of one site (attention block) that run together. The
+        counts are collected in the candidates. With bounds, candidates that can no longer win are given up. Then, if
+        there are three chunks or more, the unit that can still reach the most runs to the end after the first chunk:
+        its final scores rule out others.
         """
+        # The batches of each chunk that an objective reads; chunks without such batches are left out.
         needed = set(self._batches_read_by(self.objectives))
         batches_of_chunks = [[batch for batch in chunk if batch in needed] for chunk in self.evaluator.memory.chunks]
         batches_by_chunk = [batches for batches in batches_of_chunks if batches]
@@ -221,6 +231,8 @@ class Race:
                     for batch in later_batches:
                         self._evaluate_unit(most_hopeful, batch)
                     self.evaluator.drop_traces(later_batches)
+
+            # All other units run this chunk only; then its states make room for those of the next chunk.
             for unit in units:
                 for batch in batches:
                     self._evaluate_unit(unit, batch)
@@ -276,7 +288,10 @@ class Race:
                 self._judge_after_batch(contestant)
 
     def _still_needs(self, contestant: RacingHead, batch: int) -> bool:
-        """Return whether a candidate is not done, has not seen a batch, and is in an objective that reads it."""
+        """Return whether a batch can still change how a candidate fares.
+
+        That is, the candidate is not done, has not seen the batch, and may win an objective that reads it.
+        """
         if contestant.final_counts is not None or batch in contestant.tally.seen:
             return False
         return any(self._is_read_by(objective, batch) for objective in contestant.open_for)
@@ -308,13 +323,18 @@ class Race:
         self._finish_if_nothing_left(contestant)
 
     def _enter_counted(self, contestant: RacingHead, objective: str) -> None:
-        """Enter a candidate that has all counts for an objective; if it leads now, others may be out of reach."""
+        """Note that a candidate has all counts for an objective.
+
+        If it is now the best one (the highest standing), candidates that cannot reach it any more are given up.
+        """
         contestant.counted_for.add(objective)
         self._counted[objective].append(contestant)
         reached = standing(objective, contestant.head, contestant.counts)
         lead = self._leads.get(objective)
         if lead is not None and reached <= lead:
             return
+
+        # It leads: compare the best case of each other candidate with it.
         self._leads[objective] = reached
         for other in self._contestants:
             if other is not contestant:

@@ -89,7 +89,7 @@ class GreedySearch:
         progress: Progress | None = None,
         on_removal: Callable[[str, int, Trial], None] = _ignore_removal,
     ) -> None:
-        """Store the arguments, and begin without rankings; the limit is set by :meth:`run`."""
+        """Store the arguments, and begin without rankings; :meth:`run` sets the limit of accuracy."""
         self.evaluator = evaluator
         self.heads = [CandidateHead(*head) for head in heads]
         self.bounds = bounds
@@ -102,7 +102,7 @@ class GreedySearch:
         self.evaluations = 0
         self.rankings: dict[str, ObjectiveRanking] = {}
 
-        # A winner with fewer samples right ends its ranking.
+        # If the best removal of a step leaves fewer samples right, the ranking ends; set by `run` for `max_drop`.
         self._fewest_correct = 0
 
     def run(self, objectives: Sequence[str], budget: int) -> dict[str, ObjectiveRanking]:
@@ -159,7 +159,7 @@ class GreedySearch:
         return base
 
     def _count_over_all_data(self, tally: Tally, values_of_batch: Callable[[int], Values]) -> EvaluationCounts:
-        """Add the batches that a tally has not seen yet, and return the counts over all data.
+        """Return the counts of a model over all data; batches that its tally has not seen yet are evaluated now.
 
         Args:
             tally: the counts of some batches; changed in place.
@@ -174,16 +174,22 @@ class GreedySearch:
         return tally.counts()
 
     def choose_winners(self, group: list[str], step: int, left: list[CandidateHead]) -> dict[str, Trial]:
-        """Choose the best of the candidates left, for each objective.
+        """Return for each objective the head whose removal gives the highest score, with its counts over all data.
 
         The evaluator must be at the model of the step.
 
-        Returns:
-            The winner of each objective, counted over all data.
+        Args:
+            group: the objectives, which have removed the same heads so far.
+            step: the number of the step.
+            left: the candidates, the heads that are left.
         """
+        # A race evaluates the candidates of this process and gives up those that cannot win. The best one of all
+        # processes wins.
         race = self._build_race(group, step, left, self.bounds)
         trials_here = race.run()
         winners = self._winners_across_processes(trials_here)
+
+        # An objective such as accuracy reads no OOD samples: count the winner on them, too.
         completed = {}
         for objective, winner in winners.items():
             counted_here = race.tally_of(winner.head)
@@ -195,30 +201,38 @@ class GreedySearch:
         self.progress.set_total(self.evaluations + evaluations // self.processes.size)
 
     def _winners_across_processes(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, Trial]:
-        """Choose the best candidate of all processes for each objective.
+        """Return the best candidate of all processes for each objective.
 
         Args:
-            trials: for each objective the trials of this process, which may have none.
+            trials: for each objective the trials of this process (heads with what was counted without them); perhaps
+                none.
 
         Returns:
             The winner of each objective, the same in all processes.
         """
         winners = {}
         for objective, its_trials in trials.items():
-            best_here = best_first(objective, its_trials)[:1]
-            winners[objective] = best_first(objective, self._trials_across_processes(best_here))[0]
+            best_here = best_first(objective, its_trials)[:1]  # one trial or none
+            best_of_each_process = self._trials_across_processes(best_here)
+            winners[objective] = best_first(objective, best_of_each_process)[0]
         return winners
 
     def _build_race(self, group: list[str], step: int, left: Sequence[CandidateHead], bounds: bool) -> Race:
-        """Return the race of one step: the candidates of this process, of which one wins for each objective.
+        """Return the race of one step, which is not run yet: it evaluates the candidates of this process.
 
         Evaluations in the journal of an interrupted search are used again. The objectives of the group have removed the
         same heads so far, so they share their evaluations: the journal stores these under the first objective.
+
+        Args:
+            group: the objectives that a winner is to be found for.
+            step: the number of the step.
+            left: the candidates of all processes.
+            bounds: whether candidates are given up as soon as they can no longer win.
         """
         first_objective = group[0]
 
         def keep_finished(contestant: RacingHead) -> None:
-            """Store the counts of a candidate that the race is done with, and count the evaluation."""
+            """Store the counts of a candidate that the race is done with in the journal, and count the evaluation."""
             given_up = [objective for objective in group if objective not in contestant.open_for]
             evaluation = Trial(contestant.head, contestant.counts, given_up=tuple(given_up))
             self.evaluations += 1
@@ -242,7 +256,7 @@ class GreedySearch:
             winner: the trial that won a step.
             tally: what this process has counted of the winner; the missing batches are added to it.
         """
-        has_all_counts = winner.counts.n_ood == self.evaluator.n_ood
+        has_all_counts = winner.counts.n_ood == self.evaluator.n_ood  # a winner has seen all ID samples in any case
         if has_all_counts:
             return winner
         site, position = winner.head

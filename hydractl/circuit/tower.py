@@ -59,7 +59,12 @@ class SearchedTower:
     """
 
     def __init__(self, model: HydraModel, chain: Chain) -> None:
-        """Begin with all heads of the model present, and measure the cost of each block."""
+        """Begin with all heads of the model present, and store the cost of each block.
+
+        Args:
+            model: a model with one member.
+            chain: the blocks of the tower, whose attentions are changed when heads are removed.
+        """
         self.chain = chain
         self.sites = chain.sites
         self._unpruned = [attention.only for attention in chain.attentions]
@@ -68,7 +73,7 @@ class SearchedTower:
         self.kept = self.full
         self.work = 0.0
 
-        # The cost of each block; in some models its tokens attend only within windows, of which spans have the number.
+        # The cost of each block. In some models tokens attend only within windows: `spans[block][1]` is their number.
         network = model.networks[0]
         self.costs = []
         for index, path in enumerate(chain.block_paths):
@@ -77,16 +82,19 @@ class SearchedTower:
             self.costs.append(cost)
 
     def remove(self, removed: Sequence[CandidateHead]) -> None:
-        """Slice exactly these heads away, and restore all others; heads of other towers are ignored.
+        """Slice exactly these heads away from the weights, and restore all others; heads of other towers are ignored.
 
-        A site's weights are replaced only if its heads change. They are always taken from the unpruned weights.
+        The weights of a site (attention block) are replaced only if its heads change. They are always taken from the
+        unpruned weights, so heads that were removed before and are not named come back.
         """
         to_remove = set(removed)
         kept = []
         for index, site in enumerate(self.sites):
             heads_left = [head for head in self.full[index] if (site, head) not in to_remove]
             kept_here = tuple(heads_left)
+            kept.append(kept_here)
             if kept_here != self.kept[index]:
+                # With all heads the unpruned weights themselves are used, else a selection of them.
                 unpruned = self._unpruned[index]
                 projections = unpruned
                 if len(kept_here) < unpruned.heads:
@@ -97,11 +105,10 @@ class SearchedTower:
                         weights = unpruned.weights().select(kept_here)
                         projections = MemberProjections(HeadBank(weights, *common))
                 self.chain.attentions[index].replace_member(0, projections)
-            kept.append(kept_here)
         self.kept = tuple(kept)
 
     def trace(self, stem: State, known: Trace | None = None) -> Trace:
-        """Run one batch through the current model, and return all intermediate results (the trace).
+        """Return all intermediate results (the trace) of one batch in the current model, which is run on it.
 
         Args:
             stem: the state of the batch before the first block.
@@ -177,7 +184,7 @@ class SearchedTower:
     def _outputs_without_each(self, trace: Trace, index: int, heads: Sequence[int]) -> list[Tensor]:
         """Return the output of one attention without each of these heads, ``[B, queries, d_model]`` for each head.
 
-        The part that a head adds to the output of the attention is subtracted from it.
+        The output of an attention is a bias plus a part of each head, so the part of the head is subtracted from it.
 
         Args:
             trace: all intermediate results of the batch under the current model.
@@ -283,7 +290,7 @@ class BlockCost:
 
     @classmethod
     def measured(cls, block: nn.Module, attention: HeadAttention, windows: int) -> BlockCost:
-        """Return the sizes of a block of a model, read from its layers.
+        """Return the sizes of a block of a model that its cost is computed from, read from its layers.
 
         Args:
             block: the block.
