@@ -11,9 +11,10 @@ from hydractl.report.texts import number
 
 
 def tied_text(circuit: CircuitAnswer) -> str | None:
-    """Return a warning if the score is at its maximum in the first steps, where only ties decide.
+    """Return a warning if the score is at its maximum in the first steps of a search, where only ties decide.
 
-    Return None if the score is below its maximum from the first step on.
+    None if the score is below its maximum from the first step on, or no head was removed. A circuit is the order in
+    which a search removed heads, with the score after each removal.
     """
     objective = circuit.objective
     steps = circuit.removed
@@ -35,7 +36,13 @@ def tied_text(circuit: CircuitAnswer) -> str | None:
 
 
 def gain_text(objective: str, gain: SearchedGain) -> str:
-    """Return the line that says how much the validation AUROC rose and, if that is little, what follows."""
+    """Return the line that says how much the validation AUROC rose and, if that is little, what follows.
+
+    Args:
+        objective: the objective of the search.
+        gain: the AUROC before and after; the share of wrongly ordered pairs that the search put right, which is
+            negative if the AUROC fell; and whether that share is low.
+    """
     text = f"{objective}: validation AUROC {number(gain.before, 3)} -> {number(gain.after, 3)}"
     if gain.corrected < 0:
         text += ", more pairs wrongly ordered than before"
@@ -52,9 +59,12 @@ def gain_text(objective: str, gain: SearchedGain) -> str:
 def repeated_text(circuits: Mapping[str, CircuitAnswer]) -> str | None:
     """Return a warning that names objectives whose circuits remove the same heads, in any order; None if none do.
 
+    A circuit is the result of a search for one objective: the heads that it removed.
+
     Args:
         circuits: the circuits by objective.
     """
+    # Group the objectives by the set of heads that their circuits remove.
     objectives_by_heads: dict[frozenset[Head], list[str]] = {}
     for objective, circuit in circuits.items():
         removed = frozenset((step.site, step.head) for step in circuit.removed)

@@ -113,13 +113,15 @@ class CircuitWriter:
         )
 
     def _provenance_details(self) -> dict[str, object]:
-        """Return the provenance settings beyond those of the search: its scope, how the model ran, and the data."""
+        """Return the provenance settings beyond those of the search: its scope, how the model ran, and the data.
+
+        Data sets are named by fingerprints. With several tasks (each an ID set and the OOD set it is measured against)
+        these are listed, too.
+        """
         source = self.scope.source
 
-        # There may be no OOD data.
+        # The scope, how the model ran, and the first ID and OOD set; there may be no OOD data.
         ood_fingerprint = self.data["ood"].fingerprint() if "ood" in self.data else None
-
-        # The scope, how the model ran, and the data.
         details: dict[str, object] = {
             **self.scope.details,
             "batch_size": self.options.batch_size,
@@ -130,7 +132,7 @@ class CircuitWriter:
             "ood_val": ood_fingerprint,
         }
 
-        # A single task is fully described by its data.
+        # The tasks; a single one is fully described by its data.
         if len(self.tasks) > 1:
             documents = []
             for task in self.tasks:
@@ -150,8 +152,8 @@ class CircuitWriter:
         None if this says nothing: the search is not the greedy one, the objective reads no OOD samples, no head was
         removed, or the AUROC was 1 before.
         """
-        rises = self.options.algorithm == "greedy" and OBJECTIVE_BY_NAME[objective].needs_ood
-        if not rises or not ranking.steps:
+        may_raise_auroc = self.options.algorithm == "greedy" and OBJECTIVE_BY_NAME[objective].needs_ood
+        if not may_raise_auroc or not ranking.steps:
             return None
         before = ranking.base.score("ood")
         if before == 1:

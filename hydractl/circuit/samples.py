@@ -72,7 +72,10 @@ class SampleSet:
         tasks: Sequence[int] = (0,),
         columns: ClassRange = ALL_CLASSES,
     ) -> None:
-        """Cut the samples into batches; no inputs are read yet."""
+        """Cut the samples, in the given order, into batches; no inputs are read yet.
+
+        Samples of an OOD set (not ``labelled``) get no labels, even if its files have some.
+        """
         self._dataset = dataset
         self._model = model
         self._batch_size = batch_size
@@ -91,12 +94,13 @@ class SampleSet:
 
     def _batch(self, indices: list[int]) -> SearchBatch:
         """Return the batch of some samples; its inputs are read when they are asked for."""
-        labels = None
+        labels = None  # of an OOD set
         if self._labels is not None:
             labels_of_set = np.asarray(self._labels)
             labels = labels_of_set[indices]
 
         def read() -> Any:
+            """Return the inputs of these samples, which are read now and make up one batch."""
             return next(self._inputs_in_batches(indices, workers=0))
 
         return SearchBatch(read, labels, len(indices), self._tasks, self._columns)
@@ -106,7 +110,12 @@ class SampleSet:
         return self._inputs_in_batches(self._order, self._workers)
 
     def _inputs_in_batches(self, indices: list[int], workers: int | None) -> Iterator[Any]:
-        """Yield the inputs of some samples in batches, on the model's device."""
+        """Yield the inputs of some samples in batches, on the model's device and in its dtype.
+
+        Args:
+            indices: the samples, in the order in which they are read.
+            workers: how many processes read ahead; 0 for none, None for the usual number.
+        """
         model = self._model
         parameter = next(model.parameters())
         for batch in batches(self._dataset, model.preprocess, self._batch_size, workers=workers, indices=indices):
@@ -182,11 +191,16 @@ def undecided_first(
 
 
 def _margins(log_p: Floats, labels: np.ndarray) -> Floats:
-    """Return log p of the label minus the highest other one, ``[B]``, from ``[B, classes]``."""
+    """Return log p of the label minus the highest log p of another class, ``[B]``; above 0 if the sample is right.
+
+    Args:
+        log_p: ``[B, classes]``.
+        labels: ``[B]``.
+    """
     samples = np.arange(len(labels))
     log_p_of_label = log_p[samples, labels]
     others = log_p.copy()
-    others[samples, labels] = -np.inf
+    others[samples, labels] = -np.inf  # so the label is never the highest
     highest_other = others.max(axis=1)
     return np.asarray(log_p_of_label - highest_other)
 
@@ -204,7 +218,8 @@ def _relative_rank(values: Floats) -> Floats:
 def _most_hazardous_first(hazards: Floats, lengths: Sequence[int] | None) -> list[int]:
     """Return the indices of samples, the highest hazard first.
 
-    If lengths matter, the result is cut into groups of similar hazard, and each group has its longest samples first.
+    If lengths matter (texts), the result is cut into 4 groups of similar hazard, and each group has its longest samples
+    first, so that batches hold samples of similar length.
 
     Args:
         hazards: ``[N]``; the higher, the more likely the sample is to show that a candidate loses.

@@ -146,9 +146,11 @@ def scope_of(source: Source, options: SearchOptions, log: Log) -> Scope:
 def _check_budget(budget: int, removed_before: int, options: SearchOptions, present: int, candidates: int) -> None:
     """Check that a budget removes at least one head, leaves one, and is not above the number of candidates.
 
+    Heads may be gone before the search begins: the options ``--keep`` and ``--budget`` count them, ``budget`` does not.
+
     Args:
-        budget: how many heads the search removes.
-        removed_before: how many heads are removed before it begins, which the options count, too.
+        budget: how many heads the search itself removes.
+        removed_before: how many heads are removed before it begins.
         options: the options of the search.
         present: how many heads there are when the search begins.
         candidates: how many of them the search may remove.
@@ -182,7 +184,13 @@ def _check_budget(budget: int, removed_before: int, options: SearchOptions, pres
 def _provenance_details(
     options: SearchOptions, leading: Sequence[str], kept: dict[str, int] | None
 ) -> dict[str, object]:
-    """Return the part of the provenance that describes the scope; options that were not used are left out."""
+    """Return the part of the provenance that says which heads could be removed; unused options are left out.
+
+    Args:
+        options: the options of the search.
+        leading: the paths of the leading sites (attention blocks) where another circuit decides (``--share-sites``).
+        kept: how many heads Headmap keeps at each site; None for other searches.
+    """
     details: dict[str, object] = {}
     if leading:
         details["share_sites"] = options.share_sites
@@ -267,16 +275,17 @@ def _starting_point(
 
 
 def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
-    """Return the paths of the sites that a text such as ``3-5,8`` lists by their numbers, in model order.
+    """Return the paths of the sites (attention blocks) that a text such as ``3-5,8`` lists, in model order.
 
-    Ranges include both ends, so these are the sites 3, 4, 5 and 8; a site that is listed twice is returned once.
+    Sites are numbered from 0. Ranges include both ends, so these are the sites 3, 4, 5 and 8; a site that is listed
+    twice is returned once.
 
     Raises:
         UsageError: for a number or a range that the model does not have.
     """
     last_number = len(sites) - 1
     numbers: set[int] = set()
-    for part in text.split(","):
+    for part in text.split(","):  # "3-5" or "8"
         first, _, last = part.partition("-")
         low = int(first)
         high = int(last or first)  # "8" means "8-8"
@@ -287,10 +296,10 @@ def _paths_of_numbers(text: str, sites: Sequence[Site]) -> list[str]:
 
 
 def kept_at_sites(heads: Sequence[Head], keep: int) -> dict[str, int]:
-    """Return how many heads Headmap keeps at each site, by the path of the site: ``keep``, or all if it has fewer.
+    """Return how many heads Headmap keeps at each site (attention block): ``keep``, or all if the site has fewer.
 
     Args:
-        heads: the candidates, each its site and head.
+        heads: the candidates, each the path of its site and its number there.
         keep: how many heads each site keeps.
 
     Raises:

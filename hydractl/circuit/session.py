@@ -99,13 +99,17 @@ class Session:
         self._memory_for_states = self._bytes_for_states()  # measured after the model and the sets are in memory
 
     def _bytes_for_states(self) -> int:
-        """Return how many bytes states may take: as ``--memory`` says, or half of the free memory."""
+        """Return how many bytes the states of a search may take: as ``--memory`` says, or half of what is free.
+
+        Processes on a CPU share that half.
+        """
         text = self.options.memory
         if text is not None:
             bytes_of_unit = _BYTES_OF_UNIT.get(text[-1], 1)  # a bare number is in bytes
             return int(float(text.rstrip("KMGT")) * bytes_of_unit)
-        free = free_memory(self._device_of_model)
+
         # Processes share the memory of a CPU, while each has its own GPU.
+        free = free_memory(self._device_of_model)
         processes_that_share = self.team.size if self._device_of_model.type == "cpu" else 1
         return free // (2 * processes_that_share)
 
@@ -118,15 +122,15 @@ class Session:
     # --- data ---------------------------------------------------------------------------------------------------------
 
     def _order_of_samples(self, journal: Journal) -> dict[str, list[int]]:
-        """Return the order of the samples of each set, the same in all processes; it is stored in the journal.
+        """Return the order in which the samples of each set are read: their indices, by the name of the set.
 
-        If candidates are given up early, samples that tell them apart come first; otherwise the longest come first.
+        ================================  ==============================================================
+        the journal has an order          that one, from the run that is resumed
+        candidates are given up early     first the samples that tell the candidates apart
+        otherwise                         the longest first
+        ================================  ==============================================================
 
-        Args:
-            journal: may have the order of an earlier run; otherwise it is stored there.
-
-        Returns:
-            The indices of the samples, by the name of the set.
+        It is the same in all processes, and is stored in the journal.
         """
         if journal.order is not None:
             return journal.order
@@ -142,8 +146,15 @@ class Session:
         return order_of_first
 
     def _order_by_certainty(self) -> dict[str, list[int]]:
-        """Return the order of the samples of each set in which losing candidates stop early: undecided ones first."""
-        first_columns: dict[str, ClassRange] = {}  # for each set the classes of the first task that reads it
+        """Return the order of the samples of each set in which losing candidates stop early: undecided ones first.
+
+        A sample is undecided if the model is nearly wrong about it. The whole model runs once over all sets to tell.
+
+        Returns:
+            The indices of the samples, by the name of the set.
+        """
+        # For each set the classes (columns of the logits) of the first task that reads it.
+        first_columns: dict[str, ClassRange] = {}
         for task in self.tasks:
             for name in task.sets:
                 first_columns.setdefault(name, task.columns)
@@ -172,7 +183,8 @@ class Session:
             order: for each set the indices of its samples, perhaps only some of them.
             memory_bytes: how many bytes the states may take.
         """
-        # One sample set for each set and each group of tasks that run over it together.
+        # One sample set for each set and each group of tasks that run over it together. A task is an ID set with the
+        # OOD set it is measured against.
         sample_sets = []
         for (name, columns), tasks in set_runs(self.tasks).items():
             sample_set = SampleSet(
@@ -202,11 +214,11 @@ class Session:
         )
 
     def _inputs_of_all_batches(self, sample_sets: Sequence[SampleSet]) -> Iterator[Any]:
-        """Yield the inputs of all batches in turn, and show the progress of reading."""
-        total = 0
+        """Yield the inputs of all batches in turn, read ahead by worker processes, and show the progress of reading."""
+        samples = 0
         for sample_set in sample_sets:
-            total += sum(batch.size for batch in sample_set.batches)
-        with self.log.progress("reading", total, "samples") as progress:
+            samples += sum(batch.size for batch in sample_set.batches)
+        with self.log.progress("reading", samples, "samples") as progress:
             for sample_set in sample_sets:
                 for batch, inputs in zip(sample_set.batches, sample_set.stream(), strict=True):
                     yield inputs
@@ -226,14 +238,15 @@ class Session:
             middle_batches[name] = order[start:end]
         evaluator = self._build_evaluator(middle_batches, sys.maxsize)
 
-        # Plan the memory for the batches of all data, whose samples are as large as those read here are on average.
+        # Plan the memory for the batches of all data, whose samples are taken to be as large as those read here are on
+        # average. A stem is the state of a batch before the first block.
         samples_here = sum(batch.size for batch in evaluator.batches)
         bytes_of_sample = sum(evaluator.stem_bytes) / samples_here
         stem_bytes = []
         for name, _ in set_runs(self.tasks):
             size = self._size_of_set[name]
             for start in range(0, size, batch_size):
-                samples = min(batch_size, size - start)
+                samples = min(batch_size, size - start)  # the last batch may be smaller
                 stem_bytes.append(round(samples * bytes_of_sample))
         memory = plan_memory(
             stem_bytes,
@@ -316,7 +329,10 @@ class Session:
         heads = list(self.names)
 
         def show_removal(objective: str, step: int, removal: Trial) -> None:
-            """Log the removal of a head, with the AUROC if it was measured."""
+            """Log in one line the removal of a head, with the score and accuracy after it, and the AUROC if measured.
+
+            The objective is named if there are several.
+            """
             site, head = self.names[removal.head]
             counts = removal.counts
             parts = [f"circuit: step {step}/{self.scope.budget}", f"removed at {site}", f"head {head}"]
@@ -360,7 +376,9 @@ class Session:
 
     @contextlib.contextmanager
     def _open_journal(self, path: Path | None) -> Iterator[Journal]:
-        """Open the journal, whose records are of this search; the first process writes it, the others know its records.
+        """Yield the journal, whose records (earlier measurements) are of this search; it is closed at the end.
+
+        With several processes the first one writes the file; the others get a copy of its records, and store nothing.
 
         Args:
             path: the journal; None: nothing is stored.
@@ -377,9 +395,11 @@ class Session:
                 log=self.log,
             )
         with journal:
+            # All processes give and get lists; the first one is of the process that has the file.
             of_first, *_ = self.team.gather([journal.records, journal.order])
             if self.team.rank:
-                journal = NoJournal(*of_first)
+                records, order = of_first
+                journal = NoJournal(records, order)
             yield journal
 
     def fingerprint(self) -> dict[str, object]:

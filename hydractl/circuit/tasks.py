@@ -47,16 +47,20 @@ def role_of(name: str) -> str:
 
 
 def with_classes_of_data(source: Source, options: SearchOptions) -> tuple[Source, list[list[str]]]:
-    """Return the source with the classes of all ID sets, and the classes of each set if they differ.
+    """Return the model with its classes, and the classes of each ID set (``--val``) if the sets differ in them.
 
-    A classifier is returned as it is, with an empty list. A zero-shot model gets its classes from the data:
-
-    * all sets have the same classes: these, and an empty list;
-    * they differ: the classes of all sets, one set after another, and the classes of each set.
+    ================================  ==================================  =======================
+    model                             its classes                         the list
+    ================================  ==================================  =======================
+    a classifier                      as they are                         empty
+    zero-shot, sets of equal classes  those of the sets                   empty
+    zero-shot, sets that differ       of all sets, one set after another  the classes of each set
+    ================================  ==================================  =======================
     """
     if source.classes is not None:  # a classifier: its classes are fixed
         return source, []
 
+    # A zero-shot model: the data name its classes.
     classes_by_set = []
     all_classes: list[str] = []
     for spec in options.val:
@@ -143,10 +147,13 @@ def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
     Raises:
         InputError: two sets share more than half of their samples.
     """
+    # Samples in several sets: many of them raise an error, a few give a warning.
     given_sets = [GivenSet(dataset.where, dataset) for dataset in sets.values()]
     findings = compare_sets(given_sets)
     findings.refuse("give OOD validation data that hold none of --val, and each set once")
     warnings = list(findings.warnings)
+
+    # Samples that are odd in themselves.
     for dataset in sets.values():
         if not isinstance(dataset, PseudoOod):  # those are made of ID samples
             warnings += sample_warnings(dataset)
@@ -154,9 +161,10 @@ def warnings_of_sets(sets: Mapping[str, Dataset]) -> list[str]:
 
 
 def set_runs(tasks: Sequence[Task]) -> dict[tuple[str, ClassRange], list[int]]:
-    """Return the tasks of each run of the model over a set: their indices, by the set and the range of their classes.
+    """Return the runs of the model over data: by the set and the range of classes, the indices of the tasks served.
 
-    Tasks that read the same set with the same classes share one run. ID sets come first. E.g. if two tasks compare the
+    A task is an ID set, the OOD set it is measured against, and the ID set's classes among those of the model. Tasks
+    that read the same set with the same classes share one run. ID sets come first. E.g. if two tasks compare the
     sets a and b with the same OOD set c, and have all classes: {(a, all): [0], (b, all): [1], (c, all): [0, 1]}.
     """
     runs: dict[tuple[str, ClassRange], list[int]] = {}
