@@ -56,8 +56,8 @@ class SearchMemory:
                 continue
             # A record with a step is a removal, or an evaluation, which is ignored here. The entry "removed" of a
             # removal is not the head but the name of the objective that removed it.
-            objective = record.get("removed")
-            if objective in objectives:
+            if record.get("removed") in objectives:
+                objective: str = record["removed"]
                 winner_by_objective[objective] = trial_from_record(record)
         if len(winner_by_objective) < len(objectives):
             return None
