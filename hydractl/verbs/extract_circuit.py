@@ -82,7 +82,11 @@ def run(call: Call) -> Outcome:
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each objective; with several, ``circuit.json`` becomes ``circuit.acc.json`` and so on."""
+    """Return the file of the circuit of each objective, by the objective.
+
+    One objective has the path as it is. With several, ``circuit.json`` (or ``circuit``) becomes ``circuit.acc.json``,
+    ``circuit.ood.json`` and so on.
+    """
     if len(objectives) == 1:
         (objective,) = objectives
         return {objective: path}
@@ -117,7 +121,8 @@ def _search_and_write(
         # Claim the output files before anything is computed.
         outputs: dict[str, Output] = {}
         if team.rank == 0:
-            # A resumed search may have stopped while it wrote its circuits, so it may replace them.
+            # A resumed search may have stopped while it wrote its circuits, so it may replace them. Without --resume
+            # and --force, files that exist are errors.
             is_resumed = options.resume and journal is not None and journal.exists()
             may_replace = options.force or is_resumed
             for objective, path in paths.items():
@@ -132,7 +137,7 @@ def _search_and_write(
         if team.rank:
             return Outcome(CircuitAnswer.partly(), silent=True)
 
-        # Write each circuit to its file.
+        # Write each circuit to its file, or return the only one for standard output.
         answers = list(circuits.values())
         files = []
         for objective, output in outputs.items():

@@ -30,6 +30,8 @@ _MOST_COMPARED = 1 << 21
 def describe(path: str | Path) -> InfoAnswer:
     """Return what a checkpoint, a predictions file, a folder, a ``.pth`` or a JSON artefact holds.
 
+    The kind of a file is told by its ending or its first bytes. Exported models (``.onnx``, ``.pt2``) are refused.
+
     Raises:
         InputError: the file is none of these.
     """
@@ -42,10 +44,11 @@ def describe(path: str | Path) -> InfoAnswer:
         from hydractl.model.source import refuse_exported
 
         refuse_exported(path)
+
+    # A safetensors file starts with the length of its header, JSON with a brace.
     try:
         with open(path, "rb") as handle:
             start = handle.read(64).lstrip()
-        # A safetensors file starts with the length of its header, JSON with a brace.
         document = read_whole(path) if start[:1] == b"{" else None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
@@ -55,9 +58,10 @@ def describe(path: str | Path) -> InfoAnswer:
 
 
 def _describe_published(path: Path) -> InfoAnswer:
-    """Return what a published folder, or a state dict of torch (``.pth``), holds.
+    """Return what a published model holds: a folder of its library, or a state dict of torch (``.pth``).
 
-    Of a ``.pth`` only names, shapes and number formats of its tensors are read.
+    A folder describes its model. A ``.pth`` does not, so only its tensors are told (names, shapes and number formats
+    are read, no numbers), with a hint how to open it.
     """
     from hydractl.model.source import ModelOptions, arch_hint, open_source
 
@@ -67,6 +71,7 @@ def _describe_published(path: Path) -> InfoAnswer:
         info = InfoAnswer(file=str(path), holds=holds)
         return with_model(info, source.description)
 
+    # A state dict, whose tensors may lie in an entry of the file.
     tensors = StateDict(path)
     holds = "a state dict"
     if tensors.entry is not None:
@@ -255,7 +260,11 @@ def _prediction_facts(path: Path) -> dict[str, object]:
 def _overlaps(masks: Sequence[HeadMask]) -> list[ComparedMasks] | None:
     """Return how far each two members agree on the heads that are kept, and on the heads that are removed.
 
-    None if comparing would take more than a moment: the heads of a member times the number of pairs are limited.
+    None if comparing would take more than a moment: the heads of the largest member times the number of pairs are
+    limited.
+
+    Args:
+        masks: the heads that each member keeps.
     """
     most_heads = max(sum(mask.heads.values()) for mask in masks)
     if most_heads * math.comb(len(masks), 2) > _MOST_COMPARED:
@@ -268,7 +277,10 @@ def _overlaps(masks: Sequence[HeadMask]) -> list[ComparedMasks] | None:
 
 
 def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str, object]:
-    """Return the preprocessing with the text of a tokenizer's vocabulary file replaced by its length."""
+    """Return the preprocessing with the text of a tokenizer's file, which may be megabytes, replaced by its length.
+
+    The text stands under ``tokenizer``, ``json``; without it the preprocessing is returned as it is.
+    """
     readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")
     if isinstance(tokenizer, dict) and isinstance(tokenizer.get("json"), str):

@@ -44,7 +44,10 @@ class HeadChoice:
 
 
 def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple[int, list[int]]:
-    """Count the steps before the first step that loses too much accuracy.
+    """Return how many steps may be taken before the first that loses too much accuracy, and all counts that were read.
+
+    A step removes heads. E.g. with 100 samples and a drop of 0.02, of the counts 90, 89, 88, 87, 90 the first four are
+    read: 90 is the count before the first step, 87 is too low, so 2 steps may be taken.
 
     Args:
         correct: how many samples are classified correctly, before the first step and after each step. It is read only
@@ -54,7 +57,7 @@ def steps_within(correct: Iterable[int], samples: int, max_drop: float) -> tuple
             decimal number that it is printed as, so that rounding decides nothing.
 
     Returns:
-        The number of steps, and all counts that were read, the one of the step that lost too much included.
+        The number of steps, and the counts, the one of the step that lost too much included.
     """
     most_lost = Fraction(str(max_drop)) * samples
     counts_read: list[int] = []
@@ -98,6 +101,7 @@ def removals_of_circuit(circuit: Document, max_drop: float) -> tuple[int, dict[s
         raise InputError(f"{circuit} is a circuit of headmap, which ranks no heads", hint="leave --max-drop out")
     message = f"{circuit} does not say how many samples each step gets right"
     counted = _CountedCircuit.checked(circuit.content, message, "give --val, to count them")
+
     # The counts before the first removal, and after each.
     samples = counted.base.n_id
     correct = [counts.correct for counts in (counted.base, *counted.removed)]
@@ -134,7 +138,8 @@ def choose_within(
     def try_budgets() -> Iterable[int]:
         """Yield how many samples are correct at each budget; also append the choice for it to ``choices_tried``.
 
-        A budget is tried only when its count is asked for, so none is tried after the first that loses too much.
+        A budget is a number of heads to remove; the choice says which stay. A budget is tried only when its count is
+        asked for, so none is tried after the first that loses too much.
         """
         for budget in budgets:
             log_of_choice = log
@@ -177,7 +182,14 @@ def _provenance(max_drop: float, measured_on: str, samples: int, correct: Sequen
 
 
 def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuring) -> int:
-    """Return how many of the samples the model classifies correctly when it is pruned by ``mask``."""
+    """Return how many of the samples the model classifies correctly when it is pruned by a mask.
+
+    Args:
+        source: the model, which has one member.
+        mask: the heads that are kept.
+        dataset: the samples, with labels.
+        on: how the model runs.
+    """
     # The pruned model, with removed heads cut out of its weights; it is not written.
     description, tensors = pruned(source, mask, "sliced")
     pruned_source = replace(source, description=description, tensors=tensors)

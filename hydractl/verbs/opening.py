@@ -36,7 +36,13 @@ def opening_options(values: Mapping[str, Any], *, bodies: bool = False) -> Model
 
 
 def open_labelled(source: Source, spec: DataSpec, limit: int | None, seed: int) -> tuple[Source, Dataset]:
-    """Open labelled data for one model; return the model, with its classes named by them if it is zero-shot, and them.
+    """Return a model, with its classes named by labelled data if it is zero-shot, and the data, which are opened.
+
+    Args:
+        source: the model.
+        spec: which data.
+        limit: how many of their samples are used; None for all.
+        seed: draws them where they are drawn, from data that are sorted by class.
 
     Raises:
         InputError: a sample has no label, or one that is no class of the model.
@@ -56,14 +62,14 @@ def open_labelled(source: Source, spec: DataSpec, limit: int | None, seed: int) 
 
 
 def announce_reading(sources: Iterable[Source], log: Log) -> None:
-    """Log what is special about models to be read: big weights, drawn or pickled ones, foreign tokens, and so on."""
-    sources = list(sources)
-    log.warn_all(warnings_of_opening(sources))
-    for source in sources:
+    """Log what is special about models before they are read: big weights, drawn or pickled ones, and so on."""
+    models = list(sources)
+    log.warn_all(warnings_of_opening(models))
+    for source in models:
         _announce_odd_weights(source, log)
 
-    # Models of many bytes take a while to read. A model that stands in several rows is named once.
-    size_by_name = {source.name: weight_bytes(source.tensors) for source in sources}
+    # Models of 200 MB or more take a while to read. A model that is given several times is named once.
+    size_by_name = {source.name: weight_bytes(source.tensors) for source in models}
     big_models = []
     for name, size in size_by_name.items():
         if size >= _BIG_BYTES:

@@ -105,7 +105,9 @@ def run(call: Call) -> Outcome:
 def default_name(source: Source, wanted: Selection) -> str:
     """Return the name of the output: the model, how it was pruned, and the seed if it decides the result.
 
-    For example ``vit.taylor-8.st`` or ``vit.taylor-8.seed1.st``.
+    E.g. ``vit.taylor-8.st`` keeps 8 heads by the criterion taylor, ``vit.taylor-minus4.st`` removes 4,
+    ``vit.taylor-drop0.01.st`` loses at most 0.01 of accuracy. With a seed other than the usual one the name is
+    ``vit.taylor-8.seed1.st``.
     """
     # The name of what decides which heads are removed: the criterion, or a file without its ending ("-" is standard
     # input).
@@ -324,8 +326,8 @@ def _check_same_base(file: Document, source: Source, wanted: Selection, log: Log
 def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
     """Warn if a mask ``NAME.mask.json`` is not the mask of the checkpoint ``NAME.st`` beside it.
 
-    This happens if a run was killed after writing one of the two. Without such a checkpoint of one member, there is no
-    warning.
+    Both files are written by one run, which may have been killed after the first. Without such a checkpoint, or if it
+    is a fused model, there is no warning.
 
     Args:
         path: the file of the mask.
@@ -351,8 +353,14 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
 def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
     """Check that the scores in a file fit the scope (heads compared in a site or the whole model) and the budget.
 
-    Scores were made one-shot (all sites at once) or sequentially (site by site, without the lowest heads of the sites
-    before). Nothing is checked if the file does not say how.
+    Scores of the sites (attention modules) were made in one of two orders:
+
+    ===============  ===============================================================================================
+    not in the file  nothing is checked
+    ``one-shot``     all sites at once; the log says that within a site another order is better
+    ``sequential``   site by site, without the lowest heads of the sites before; refused across sites and for several
+                     budgets; a warning if the budget (``--keep``, ``--remove``) is not that of the scores
+    ===============  ===============================================================================================
 
     Raises:
         UsageError: scores that were made site by site cannot be compared across sites, or serve several budgets.
@@ -384,7 +392,7 @@ def _check_order(scores: HeadScores, wanted: Selection, log: Log) -> None:
     same_remove = scoring.get("remove") == wanted.remove
     if not (same_keep and same_remove):
         flags = [f"--{name} {scoring[name]}" for name in ("keep", "remove") if name in scoring]
-        budget = " ".join(flags)
+        budget = " ".join(flags)  # that of the scores
         log.warn(f"{wanted.scores} was scored site by site for another budget: {shown(budget)}")
 
 
@@ -421,10 +429,10 @@ def settled(source: Source, wanted: Selection) -> Selection:
 
 
 def _score(source: Source, wanted: Selection, log: Log) -> HeadScores:
-    """Return new scores of the heads by ``--method``.
+    """Return new scores of the heads by the criterion of ``--method``.
 
-    Logs a warning if heads of the visual and the text tower are compared by a criterion whose scores have different
-    scales in the two towers.
+    A warning is logged if heads of the visual and the text tower are compared (scope ``global``) by a criterion whose
+    scores have different scales in the two towers.
     """
     towers = {site.tower for site in sites_of(source, wanted.tower)}
     across_towers = wanted.scope == "global" and len(towers) > 1
@@ -615,7 +623,8 @@ def _plan(source: Source, wanted: Selection, layout: str, files: Sequence[Path])
         return plan.model_copy(update={"note": "how many heads are kept, and which, is known only after scoring"})
 
     # A file decides, so the choice can be made. Of a criterion it is not known which heads go, but how many at each
-    # site. So all are taken to be equally important: scores of 0.
+    # site. So all are taken to be equally important: scores of 0. The choice is made in the global scope, too, as it
+    # raises the errors of the options.
     if wanted.criterion is None:
         mask = choose(source, wanted, Log()).mask
     else:

@@ -59,10 +59,12 @@ def prune_weights(source: Source, call: Call) -> Outcome:
 
     The weights with the lowest scores of ``--method`` are removed. A dry run returns how many would be.
     """
+    # The options; a criterion with data needs a classifier to score the weights.
     values, log = call.values, call.log
     wanted = filled(WeightSelection, values, verb="prune", method=values["method"].name)
     if WEIGHT_CRITERIA[wanted.method].needs_data:
         need_classifier(source)
+
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
     default_name = f"{source.name}.{wanted.method}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
     output = values["output"] or default_name
@@ -221,10 +223,11 @@ def _choose_weights(
 
 
 def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
-    """Return how many weights are removed after each step; weights that are zero already are included.
+    """Return how many weights are removed in all after each step; weights that are zero already are included.
 
-    The share of weights that are left falls by the same factor in each step, as in the code of the authors of OBA:
-    from 1 to 0.81 in two steps by 0.9 each, so that of 1000 weights 100 and then 190 are removed.
+    The last number is the one that ``--weights`` asks for. The share of weights that are left falls by the same factor
+    in each step, as in the code of the authors of OBA: from 1 to 0.81 in two steps by 0.9 each, so that of 1000 weights
+    100 and then 190 are removed.
     """
     total = plan.counts.parameters
     share_before = 1 - zeros / total
@@ -237,9 +240,14 @@ def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
 
 
 def _without_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return the weights by name, with zeros in the place of the ``count`` lowest of all.
+    """Return the weights by name, with zeros in the place of those with the lowest scores.
 
     Weights that are zero already stay removed: this sets their scores to -1, in ``scores`` itself.
+
+    Args:
+        scores: the score of each weight by the name of its tensor, 0 or more; changed in place.
+        weights: the tensors by name.
+        count: how many weights of all tensors together are zero afterwards.
 
     Raises:
         NonFiniteError: the scores of some weights are not finite.

@@ -41,6 +41,7 @@ def run(call: Call) -> Outcome:
 
     They are written to a JSON file, too, unless they go to standard output. A dry run returns how many heads there are.
     """
+    # The model, the options, and the name of the file.
     values, log = call.values, call.log
     criterion: Criterion = values["method"]
     scoring = filled(Scoring, values, verb="score", criterion=criterion)
@@ -204,7 +205,7 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
     named, dataset = open_labelled(source, on.data, on.limit, on.seed)
     log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset)])
 
-    # Draw indices, and sort them: samples are read in the order of the data.
+    # Draw the samples, without repetition, and sort their indices: samples are read in the order of the data.
     count = min(on.samples, len(dataset))
     if count < on.samples:
         log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
@@ -216,16 +217,21 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
 
 
 def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
-    """Return a model that runs on its device, with the samples that it is scored on.
+    """Return a model that runs on its device, with the samples that it is scored on (the calibration).
 
-    See :func:`open_samples` for the arguments. Samples are read anew in each pass over them.
+    Samples are read anew in each pass over them.
+
+    Args:
+        source: the model.
+        on: the data set, how many of its samples are drawn and by which seed, and how the model runs.
+        log: receives warnings about odd data.
     """
     named, dataset = open_samples(source, on, log)
     model = build_model(named, on.device, on.dtype)
     parameter = next(model.parameters())
 
     def iterate() -> Iterator[tuple[Any, torch.Tensor]]:
-        """Yield inputs and labels [batch] of the drawn samples, on the model's device."""
+        """Yield inputs and labels ``[B]`` of the drawn samples, batch after batch, on the model's device."""
         for inputs, batch in model_batches(model, dataset, on.batch_size, on.workers):
             labels = known(batch.labels)
             yield inputs, labels.to(parameter.device)
@@ -272,10 +278,12 @@ def _score_site_by_site(
         scoring: says how many heads are kept or removed at each site.
         site_indices: the indices of the sites, in the order in which they are scored.
     """
-    # How many heads are switched off at each site, counted from those that it has.
+    # How many heads are switched off at each site, by its path, counted from those that it has.
     paths = [model.sites[index].path for index in site_indices]
     present = source.description.mask.at(paths)
     removals_by_path = site_budget(present, scoring.keep, scoring.remove)
+
+    # Score one site after another. Outside of `gates_kept` the model has the gates it had before.
     parameter = next(model.parameters())
     scores: dict[int, list[float]] = {}
     with gates_kept(model):
@@ -311,7 +319,8 @@ def _scores_of_original_heads(
     """
     scores_by_path = {}
     for index, scores_present in scores.items():
-        # The model still has some heads of a site, e.g. those with the numbers 0, 1 and 3 of 4.
+        # The model still has some heads of a site, e.g. those with the numbers 0, 1 and 3 of 4: from the scores a, b
+        # and c of these come [a, b, -inf, c].
         site = model.sites[index]
         heads_present = source.description.mask.kept[site.path]
         scores_of_all = [-math.inf] * site.heads

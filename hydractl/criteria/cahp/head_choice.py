@@ -129,6 +129,10 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
 
     E.g. the labels 7, 3, 7 have the classes [3, 7] and the numbers [1, 0, 1].
 
+    Args:
+        labels: the label of each sample, ``[N]``.
+        model: has the names of the classes, for the message of an error.
+
     Raises:
         InputError: there is only one class, or a class has too few samples.
     """
@@ -157,7 +161,11 @@ def _class_numbers(labels: Ints, model: ScoredModel) -> tuple[Ints, list[int]]:
 def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return a mask ``[N]`` of the samples that are drawn for signatures; the others measure accuracy.
 
-    Half of each class is drawn, but at least ``LEAST_SAMPLES``.
+    Half of each class is drawn, rounded up, but at least ``LEAST_SAMPLES`` (3): of 4 samples 3, of 9 samples 5.
+
+    Args:
+        labels: the class of each sample, ``[N]``.
+        random: draws the samples.
     """
     for_signatures = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -323,7 +331,10 @@ def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
 
 
 def class_pairs(classes: int, random: np.random.Generator) -> Ints:
-    """Return pairs of classes ``[P, 2]``: all of them, or ``MOST_PAIRS`` drawn without replacement."""
+    """Return pairs of class numbers ``[P, 2]``, ascending: all pairs, or ``MOST_PAIRS`` drawn without replacement.
+
+    E.g. of 3 classes: [[0, 1], [0, 2], [1, 2]].
+    """
     first, second = np.triu_indices(classes, 1)
     all_pairs = np.stack([first, second], axis=1).astype(np.int64)
     if len(all_pairs) <= MOST_PAIRS:
@@ -346,8 +357,8 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
     """
     from sklearn.covariance import LedoitWolf
 
-    _, heads, width = outputs.shape
-    classes = int(pairs.max()) + 1
+    _, heads, width = outputs.shape  # the width of a head, d
+    classes = int(pairs.max()) + 1  # C
     distances = np.empty((heads, len(pairs)))
     for head in range(heads):
         outputs_of_head = outputs[:, head].astype(np.float64)  # [N, head_dim]
@@ -451,7 +462,7 @@ def representatives(distances: Floats, count: int, seed: int) -> set[int]:
 def _curve(
     model: ScoredModel, log: Log, batches: Batches, heads: Sequence[HeadPlace], medoids: Sequence[set[int]]
 ) -> list[int]:
-    """Return, for each set of medoids, how many samples are classified right with only these heads.
+    """Return, for each set of medoids (representative heads), how many samples are classified right with only these.
 
     Args:
         model: a model with one member.
@@ -471,7 +482,9 @@ def _curve(
 
 @contextmanager
 def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> Iterator[None]:
-    """Turn off, inside this context, the output of all heads except ``members``.
+    """Turn off, inside this context, the output of all heads of a model except some.
+
+    The output of a head is multiplied by its gate, which is 0 for the heads that are turned off.
 
     Args:
         model: a model with one member.
@@ -481,12 +494,10 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
     parameter = next(model.parameters())
     gates: dict[int, list[float]] = {}
     for head_index, (site_index, _) in enumerate(heads):
-        if site_index not in gates:
-            gates[site_index] = []
-        is_open = head_index in members
-        gates[site_index].append(float(is_open))
+        is_left_on = head_index in members
+        gates.setdefault(site_index, []).append(float(is_left_on))
 
-    # Gates are [1, heads] for each site: 1 leaves a head on, 0 turns it off.
+    # Set the gates, [1, heads] for each site (attention block); afterwards the model has the gates it had before.
     with gates_kept(model):
         for site_index, gate_of_site in gates.items():
             model.attentions[site_index].head_gate = torch.tensor(
