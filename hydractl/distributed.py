@@ -179,10 +179,10 @@ class _Group(Processes):
         import torch
         import torch.distributed
 
-        # torch exchanges only tensors of the same size in all processes, so the texts of JSON are filled up with spaces
-        # to the longest, as JSON may end with them.
+        # Returns the values of all processes, by rank. torch exchanges only tensors that have the same size in all of
+        # them, so the texts of JSON are filled up with spaces to the longest, as JSON may end with them.
         text = _encode(value)
-        longest = torch.tensor(len(text))
+        longest = torch.tensor(len(text))  # of this process; the collective replaces it by that of all
         self._run_collective(torch.distributed.all_reduce, longest, torch.distributed.ReduceOp.MAX)
         filled = text.ljust(int(longest))
         sent = torch.frombuffer(bytearray(filled), dtype=torch.uint8)

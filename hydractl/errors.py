@@ -180,7 +180,8 @@ def near_path(missing: str | Path) -> str | None:
         nearest = next(filter(os.path.isdir, folder.parents), Path("/"))
         return f"the path exists up to {os.path.join(nearest, '')}"
     near = difflib.get_close_matches(missing.name, names, n=3, cutoff=0.5)
-    if not near or missing.name in names:  # the latter: the path is there, and something else was wrong with it
+    is_there = missing.name in names  # then something else was wrong with it
+    if not near or is_there:
         return None
     return f"in {os.path.join(folder, '')} there is: {', '.join(near)}"
 

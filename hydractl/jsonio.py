@@ -186,7 +186,7 @@ def read_json_file(path: str | Path) -> Any:
     """
     import sys
 
-    # A model, whose results may lie beside it: say where they are.
+    # Not JSON but a model, beside which the results of a study may lie: say where they are.
     is_folder = os.path.isdir(path)
     if is_folder or str(path).endswith((".st", ".safetensors")):
         study = os.path.join(path if is_folder else os.path.dirname(path), "study.json")

@@ -145,7 +145,8 @@ def data_argument(option: Option, value: Any) -> Any:
         UsageError: the option takes data sets by name, and the value does not name any.
         InputError: a data set is of a type that :func:`hydractl.data.held.held_set` does not take.
     """
-    # Python's mapping {name: data}; an option that takes no names gets the data alone.
+    # Python's mapping {name: data}; an option that takes no names gets the data alone. `held_spec` wraps samples in the
+    # type that stands for a data set on the command line, too.
     if isinstance(value, Mapping):
         by_name = {name: held_spec(option.flag, data, f"{option.name}.{name}") for name, data in value.items()}
         return by_name if option.takes_names else list(by_name.values())

@@ -95,7 +95,12 @@ def recipe_options() -> Iterator[Option]:
 
 
 def _settle(call: Call) -> None:
-    """Fill in the recipe and three epochs where no length is given, and set aside what then has no effect."""
+    """Complete the options of a training, in place, before they are checked.
+
+    - A recipe gives values to the options that nobody gave.
+    - Without ``--epochs`` and ``--steps`` there are three epochs.
+    - Options without effect go back to their defaults, or become problems if somebody gave them for this command.
+    """
     if call.values["recipe"] is not None and "recipe" not in call.wrong:
         _take_recipe(call, str(call.values["recipe"]))
     if not call.given("epochs") and not call.given("steps"):

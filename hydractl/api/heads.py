@@ -22,7 +22,10 @@ AUTO = f"auto: as many as --max-drop allows, {MAX_DROP:g} where that is not give
 
 
 def count_of_drop(call: Call, counted: str) -> None:
-    """Replace a number of heads that is ``auto`` by ``--max-drop``, which is then given where the number was.
+    """Turn a number of heads that is ``auto`` into ``--max-drop``, the largest loss that pruning may cost, in place.
+
+    With ``--keep auto`` the call is changed as if ``--max-drop`` had been given in the same place, with its default
+    unless it has a value. A number stays as it is.
 
     Args:
         call: the values of the options.

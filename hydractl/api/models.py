@@ -304,6 +304,7 @@ def _source_of_weights_now(model: HydraModel) -> Source:
     Warns:
         UserWarning: once for each result that is left out.
     """
+    # The description is that of the checkpoint; it is replaced below by one of the weights of now.
     description = model.description
     for fitted in (*CHOSEN_BY_CALIBRATE, KEY):
         if fitted in description.extra:

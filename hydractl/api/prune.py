@@ -239,7 +239,12 @@ def prune(
 
 
 def _check_criterion_of_weights(call: Call, criterion: AnyCriterion | None, dtype: str) -> None:
-    """Add the problems of the criterion of single weights: there is none, or it lacks what it needs."""
+    """Add a problem to the call if the criterion cannot score single weights, as ``--weights`` asks for.
+
+    - There is none: ``--method`` is needed.
+    - It scores heads and not weights.
+    - It reads data, and the number format is below 32 bits, or there are no data.
+    """
     if criterion is None:
         call.needs("method", "--weights")
         return

@@ -43,7 +43,7 @@ def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _with_options(docstring: str, declared: Declared) -> str:
-    """Return a docstring whose section ``Args:`` has a line ``name: help`` for each option.
+    """Return the docstring of a verb's function with a line ``name: help`` for each option in its section ``Args:``.
 
     An option that the docstring describes itself keeps its own line. A section that is missing is put before
     ``Returns:``, or at the end.

@@ -79,6 +79,7 @@ class Answer:
 
     def table(self, result: Result) -> None:
         """Print a result for a person: its table, or its keys and values if it has no table."""
+        # A table that cannot be drawn becomes a warning, and the keys and values are printed.
         try:
             width = _WIDTH_IN_A_FILE  # characters
             if self.to_terminal:
@@ -115,7 +116,7 @@ class Answer:
                 stream.flush()
                 buffer.write(text.encode(encoding or stream.encoding or "utf-8", errors))
             stream.flush()
-        except BrokenPipeError:  # the reader has gone away, which is no error
+        except BrokenPipeError:  # the reader has gone away, which is no error; nothing more is written
             self._give_up()
         except OSError as error:
             self._give_up()

@@ -127,6 +127,13 @@ class ConsoleLog(Log):
 
     @contextlib.contextmanager
     def progress(self, description: str, total: int | None, unit: str) -> Iterator[Progress]:
+        """Yield, for a ``with`` block, an object that shows how far a task is; at the end it writes a line.
+
+        Args:
+            description: what is done, e.g. ``eval``.
+            total: how many units there are; None if that is not known.
+            unit: how a unit is called, e.g. ``samples``.
+        """
         # There is nothing to show: yield an object that ignores its calls.
         nothing_to_do = total == 0
         if self.quiet or nothing_to_do:
@@ -204,6 +211,12 @@ class Task(Progress):
             self.bars.remove_task(self._bar)
 
     def advance(self, amount: int = 1, note: str = "") -> None:
+        """Count units as done, and show it: at a terminal by moving the bar, else by a line every few seconds.
+
+        Args:
+            amount: how many units were done since the last call.
+            note: what is shown behind the figures; empty for nothing.
+        """
         self._done += amount
         now = time.monotonic()  # seconds
         self._pace.mark(now, self._done)
@@ -296,7 +309,12 @@ class Pace:
         """Return the seconds from ``now`` until ``total`` units are done, at the mean speed; None if nothing tells.
 
         If somebody has said how long the whole task takes, this counts as if a fifth of the task had gone at that
-        speed: units may take unlike times, and then the first ones say little of the others.
+        speed: units may take unlike times, and then the first ones say little of the others. E.g. of 100 units 10 took
+        20 s, and 100 s are expected: (10 + 20) units in (20 + 20) s, so the other 90 take 120 s.
+
+        Args:
+            now: the time in seconds, by the clock of the marks.
+            total: the number of units; None if it is not known.
         """
         if total is None or self._first is None:
             return None

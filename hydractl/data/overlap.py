@@ -130,7 +130,11 @@ def shared_samples(first: GivenSet, second: GivenSet) -> SharedSamples:
 
 
 def compare_sets(sets: Sequence[GivenSet]) -> Findings:
-    """Compare all pairs of sets of which none is fitted to and another one tested on."""
+    """Return what pairs of sets have in common that they should not: problems and warnings.
+
+    A pair is a problem if more than half of either set is also in the other, and a warning if more than a handful of
+    samples is. The sets are such that nothing is fitted to one of them and tested on another.
+    """
     findings = Findings()
     for first, second in itertools.combinations(sets, 2):
         shared = shared_samples(second, first)

@@ -139,7 +139,11 @@ class DataSpec:
         return replace(self, option=option)
 
     def split_query(self, keys: Iterable[str]) -> tuple[Self, dict[str, str]]:
-        """Return the data set without some of its settings, and those of them that it has."""
+        """Return the data set without the settings ``keys``, and the values of those of them that it has.
+
+        Of ``a/?take=9&root=b`` and the key ``take`` these are ``a/`` with the setting ``root`` alone, and
+        ``{"take": "9"}``. The text is not changed.
+        """
         taken = {key: self.query[key] for key in keys if key in self.query}
         left = {key: value for key, value in self.query.items() if key not in taken}
         return replace(self, query=left), taken

@@ -33,7 +33,9 @@ class ModelRef:
 
     @classmethod
     def of_row(cls, name: str, members: Sequence[ModelRef]) -> Self:
-        """Return the row of some members, as ``NAME=MODEL+MODEL``.
+        """Return a reference to a row (one model of a table of results), written ``NAME=MODEL+MODEL``.
+
+        Members that a program holds in memory are kept beside the text, with the name.
 
         Args:
             name: the name of the row; empty if it is named after its model.
@@ -42,8 +44,10 @@ class ModelRef:
         text = "+".join(map(str, members))
         if name:
             text = f"{name}={text}"
-        is_held = any(member.held is not None for member in members)  # else the text says it all
-        return cls(text, (name or None, members) if is_held else None)
+        is_held = any(member.held is not None for member in members)
+        if not is_held:  # the text says it all
+            return cls(text, None)
+        return cls(text, (name or None, members))
 
     def __str__(self) -> str:
         return self.text

@@ -123,17 +123,17 @@ class Output:
         Args:
             path: the target.
             force: whether an old target is replaced.
-            folder: whether it is a folder.
+            folder: whether the output is a folder.
             resumed: whether an old target may be there that :meth:`commit` finds to be the same, byte for byte.
         """
         self.path = Path(path)
         self.is_folder = folder
         self._has_to_be_same = resumed and not force
-        force = force or resumed
+        may_exist = force or resumed
 
         # Write through a symbolic link: the link stays, and the file that it points to is replaced.
         self.target = Path(os.path.realpath(self.path))
-        self._refuse_bad_target(force=force)
+        self._refuse_bad_target(force=may_exist)
         self.temporary = self._hidden_sibling("tmp")
         self._old = self._hidden_sibling("old")
 
@@ -146,7 +146,8 @@ class Output:
         try:
             if folder:
                 self._prepare_folder()
-            self._refuse_bad_target(force=force)  # again, since another process may have finished this output meanwhile
+            # Again, since another process may have finished this output meanwhile.
+            self._refuse_bad_target(force=may_exist)
         except BaseException:
             self.__exit__()
             raise
@@ -157,6 +158,9 @@ class Output:
 
     def _refuse_bad_target(self, *, force: bool) -> None:
         """Raise an error if the output is an input of the command, cannot be written, or must not be replaced.
+
+        Args:
+            force: whether a target that exists may be there.
 
         Raises:
             OutputError: says which, and what to do.

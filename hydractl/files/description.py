@@ -130,7 +130,7 @@ class Description:
         """Return the description as the JSON object ``hydractl.checkpoint/1``; the reverse of :meth:`from_json`."""
         document: dict[str, Any] = {"schema": CHECKPOINT_SCHEMA, **vars(self)}
 
-        # Sites are a list of pairs, since canonical JSON sorts keys but the order of sites matters.
+        # Sites (attention modules) are a list of pairs, since canonical JSON sorts keys but their order matters.
         del document["masks"]
         document["sites"] = [[path, heads] for path, heads in self.masks[0].heads.items()]
 
@@ -171,17 +171,17 @@ class Description:
             hint = f"hydractl {shown(version)} wrote it: open it with that version"
         broken = f"{origin} has a broken description"
         fields = {key: value for key, value in document.items() if key != "schema"}
-        read = _Document.checked(fields, broken, hint)
-        masks, problems = _read_masks(read)
+        checked_fields = _Document.checked(fields, broken, hint)
+        masks, problems = _read_masks(checked_fields)
         if problems:
             raise InputError(broken, hint, problems)
 
-        # All fields are taken over as they are, but for the sites, which the masks hold, and these three.
-        as_they_are = {name: getattr(read, name) for name in _Document.model_fields if name != "sites"}
-        as_they_are["extra"] = read.extra.model_dump(exclude_unset=True)
-        as_they_are["members"] = [dict(member.__pydantic_extra__) for member in read.members]
-        as_they_are["seen"] = tuple(checked(read.seen, origin))
-        return cls(masks=masks, **as_they_are)
+        # All fields are taken over as they are, but for the sites, which the masks hold, and three that change form.
+        attributes = {name: getattr(checked_fields, name) for name in _Document.model_fields if name != "sites"}
+        attributes["extra"] = checked_fields.extra.model_dump(exclude_unset=True)
+        attributes["members"] = [dict(member.__pydantic_extra__) for member in checked_fields.members]
+        attributes["seen"] = tuple(checked(checked_fields.seen, origin))
+        return cls(masks=masks, **attributes)
 
 
 class _Member(Record, extra="allow"):

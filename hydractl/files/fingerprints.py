@@ -90,16 +90,23 @@ def entry(by: str, role: str, dataset: Fingerprinted) -> Entry:
 
 
 def merged(*lists: Iterable[Entry]) -> list[Entry]:
-    """Return the entries of several lists without repetitions, in the order of their first appearance."""
-    uses: dict[tuple[str, ...], Entry] = {}
+    """Return the entries of several lists without repetitions, in the order of their first appearance.
+
+    An entry is the record that a command has seen a data set. Two are the same if the same verb has seen the same data
+    in the same role.
+    """
+    entry_by_key: dict[tuple[str, ...], Entry] = {}
     for use in itertools.chain(*lists):
         key = (use["by"], use["as"], use["data"], use["hashes"])
-        uses.setdefault(key, use)
-    return list(uses.values())
+        entry_by_key.setdefault(key, use)  # the first of equal ones stays
+    return list(entry_by_key.values())
 
 
 def marked(entries: Iterable[Entry], dataset: Fingerprinted) -> npt.NDArray[np.bool_]:
-    """Return a mask of the samples of a data set that the entries show to have been seen, bool ``[N]``.
+    """Return which of the ``N`` samples of a data set are among those that the entries list, bool ``[N]``.
+
+    An entry is the record that a command has seen a data set, with fingerprints (shortened hashes) of its samples.
+    Entries of older versions, without a ``decoder``, have other hashes and are passed over.
 
     For sets larger than :data:`MOST` only some fingerprints are known, so a sample that is not marked may have been
     seen, too. Still, a leak of more than a few samples shows.
@@ -176,7 +183,14 @@ def checked(value: Any, origin: str) -> list[Entry]:
 
 
 def seen_in(document: Any, origin: str) -> list[Entry]:
-    """Return the entries of a circuit or a mask, including those of its start mask.
+    """Return the records of the data sets that a circuit or a mask of heads was made with, each once.
+
+    Those of the mask that its search started from (``start_mask``) come first. The list is empty if the document is no
+    JSON object.
+
+    Args:
+        document: the circuit or mask, as read from a file.
+        origin: the name of the file in messages.
 
     Raises:
         InputError: the entries are nothing that a version of hydractl writes.

@@ -71,11 +71,14 @@ def _mask_at_sites(mask: MaskHeads, sites: Sequence[Site], origin: str, arch: st
 
 
 def scores_from_json(document: Any, sites: Sequence[Site], origin: str) -> HeadScores:
-    """Read a scores file, and check it against the sites of a model. The file may leave out whole towers.
+    """Return the scores of the attention heads in a document, after checking them against a model.
+
+    They are listed by site, an attention module, with one number for each of its heads. A model of images and texts has
+    two towers, and the document may leave out all sites of one.
 
     Args:
         document: the scores, as read from a file.
-        sites: the sites of the model.
+        sites: the sites (attention modules) of the model.
         origin: the name of the scores in messages.
 
     Raises:
@@ -160,7 +163,7 @@ def _check_schema(document: Any, schema: str, origin: str) -> None:
 
 
 def _problems_of_sites(listed: Collection[str], sites: Sequence[Site], *, whole_towers: bool = False) -> list[str]:
-    """Return a sentence for each unknown or missing site.
+    """Return a sentence for each site (attention module) that a file lists and the model has not, or the reverse.
 
     Args:
         listed: the paths of the sites in a file.
@@ -171,7 +174,7 @@ def _problems_of_sites(listed: Collection[str], sites: Sequence[Site], *, whole_
     problems = [f"unknown site {shown(path)}" for path in listed if path not in known_paths]
     listed_towers = {site.tower for site in sites if site.path in listed}
     for site in sites:
-        # A tower is left out, not missing, if none of its sites is listed, but those of another one.
+        # A tower is left out, not missing, if none of its sites is listed, but sites of the other tower are.
         is_left_out = whole_towers and listed_towers and site.tower not in listed_towers
         if site.path not in listed and not is_left_out:
             problems.append(f"site {site.path} is missing")
@@ -179,7 +182,12 @@ def _problems_of_sites(listed: Collection[str], sites: Sequence[Site], *, whole_
 
 
 def _text_of_shape(counts: Sequence[int | None]) -> str:
-    """Describe a model or a mask by its number of sites and, if all are known, the number of heads of each."""
+    """Describe a model or a mask by its number of sites (attention modules) and the heads of each.
+
+    - a number of heads is not known (None), or there are no sites: ``12 sites``;
+    - all are equal: ``12 sites x 6 heads``;
+    - they differ: ``3 sites, heads [6, 4, 6]``.
+    """
     if not counts or None in counts:
         return f"{len(counts)} sites"
     if len(set(counts)) == 1:

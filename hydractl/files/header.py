@@ -300,11 +300,11 @@ def _gap_problems(tensors: Mapping[str, TensorInfo], data_bytes: int) -> list[st
 def tensors_in_order(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, TensorInfo]]:
     """Return the tensors of a file in the order of their data; an empty one comes before one at the same position."""
 
-    def place(item: tuple[str, TensorInfo]) -> tuple[int, int]:
+    def first_and_last_byte(item: tuple[str, TensorInfo]) -> tuple[int, int]:
         _, info = item
         return info.start, info.end
 
-    return sorted(tensors.items(), key=place)
+    return sorted(tensors.items(), key=first_and_last_byte)
 
 
 def _are_counts(values: Any) -> bool:

@@ -52,7 +52,7 @@ def refuse_input(path: Path, *, folder: bool) -> None:
     Raises:
         OutputError: names the input.
     """
-    for read in _READ.get():
+    for read in _READ.get():  # the inputs of the command that runs
         if read.replaceable and _is_same(path, read.path):
             continue
         how = _conflict_words(path, read, folder)

@@ -66,7 +66,7 @@ class Registry(Generic[T]):
         return [*self._own, *self._foreign]
 
     def get(self, name: str) -> T | None:
-        """Return the declaration of that name, or None if there is none.
+        """Return the declaration of that name, or None if there is none; it is imported when first asked for.
 
         Raises:
             InputError: the declaration of another package cannot be imported, or has another name.
@@ -98,7 +98,7 @@ class Registry(Generic[T]):
         else:
             point = self._foreign[name]
             origin = _origin(point)
-            declared = load_entry_point(point, object)
+            declared = load_entry_point(point, object)  # of any class, since only its name counts here
 
         # A declaration must have the name by which it is found.
         declared_name = getattr(declared, "name", None)

@@ -312,6 +312,7 @@ def _problem_line(problem: ErrorDetails) -> str:
     E.g. ``models[0].id.n is 0.5: Input should be a valid integer``, or ``models[0].name is missing``. Control
     characters in keys, which may come from an untrusted file, are escaped.
     """
+    # The way to the value: "[0]" for an index, ".name" for a key, which repr escapes and puts into quotes.
     way = [f"[{key}]" if isinstance(key, int) else f".{repr(key)[1:-1]}" for key in problem["loc"]]
     place = "".join(way).removeprefix(".") or "it"
     if problem["type"] == "missing":

@@ -31,13 +31,13 @@ class _FinishedTraining(Record):
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:
-    """Return the trainings of the members of one row or file; members that do not come straight from one are left out.
+    """Return the trainings of the members of one model; members that do not come straight from one are left out.
 
     Args:
-        descriptions: the descriptions of the row's files, in the order of its members.
+        descriptions: the descriptions of the model's files, in the order of its members; a file may hold several.
     """
     trainings = []
-    first_member = 0
+    first_member = 0  # of the file: its number, from 0, among all members
     for description in descriptions:
         for index_in_file, provenance in enumerate(_provenances_of_members(description)):
             training = _training_of_member(first_member + index_in_file, provenance, description.seen)
@@ -117,7 +117,7 @@ class UnfinishedRecord(Record):
         """
         progress = self.progress
         rates = self.fingerprint.get("lr")
-        learning_rate = None  # e.g. "2 of 3"
+        learning_rate = None  # e.g. "2 of 3", if several rates are tried one after another
         if isinstance(rates, list) and progress.candidate is not None:
             learning_rate = f"{progress.candidate + 1} of {len(rates)}"
         settings = {key: value for key, value in self.fingerprint.items() if value is not None}
@@ -138,7 +138,7 @@ def _training_of_member(member: int, provenance: Any, seen: Sequence[Entry]) -> 
     Args:
         member: the number of the member, from 0.
         provenance: the provenance, perhaps from an untrusted file.
-        seen: the data sets that the file has seen, with their numbers of samples.
+        seen: records of the data sets that commands have used for the file, with their numbers of samples.
     """
     if not isinstance(provenance, Mapping) or provenance.get("verb") != "finetune":
         return None

@@ -117,8 +117,9 @@ class Call:
         lines = []
         for option in self.declared.options:
             value = self.values[option.name]
-            text = option.notes.partition("default: ")[2] or "not given"
-            if value not in (None, []):
+            if value in (None, []):  # not given; its help may say what happens then: "... [default: auto]"
+                text = option.notes.partition("default: ")[2] or "not given"
+            else:
                 text = value_text(value)
             lines.append(f"{option.label} {text} ({self.sources[option.name]})")
         return lines
@@ -193,7 +194,14 @@ class Call:
     # --- gathering values ---------------------------------------------------------------------------------------------
 
     def take(self, option: Option, given: Given) -> None:
-        """Set the value of an option to what was given for it; else note in ``wrong`` what is wrong with that."""
+        """Set the value of an option to what was given for it, or note in ``wrong`` what is wrong with that.
+
+        Its source, and the rank of that source, are kept in both cases.
+
+        Args:
+            option: the option.
+            given: the text or the argument of a program, where it was given, and the rank of that source.
+        """
         self.sources[option.name] = given.source
         self.ranks[option.name] = given.rank
         try:
@@ -286,8 +294,9 @@ def gather(
         if option.flag_only and environ.get(option.variable):
             call.problems.append(not_a_default(option.variable, option.key))
 
-        # The text of the strongest source; None if the option was not given. A hydra.yaml in the working
-        # directory may be somebody else's, so paths in it that are written or copied may not lead out of it.
+        # The text of the strongest source; None if the option was not given. It replaces the default, or adds a problem
+        # to the call. A hydra.yaml in the working directory may be somebody else's, so paths in it that are written or
+        # copied may not lead out of that directory.
         text = deciding_text(option, declared.verb, given, environ, config)
         if text is not None:
             call.take(option, text)

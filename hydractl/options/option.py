@@ -135,7 +135,9 @@ class Option:
         return _PLACEHOLDERS[self.type]
 
     def described(self, *, short: bool = False) -> str:
-        """Return the help sentence with the unit and the default in brackets.
+        """Return the help sentence with notes in brackets: ``Samples in a batch [samples; default: 64]``.
+
+        The default stands there unless the notes of the option tell one in words, or it has none.
 
         Args:
             short: whether to stop at the first semicolon.

@@ -93,7 +93,10 @@ class Declared:
         return {option.name: option for option in self.options}
 
     def plain_signature(self) -> inspect.Signature:
-        """Return the signature of the function without what it tells of options, for ``help()`` and editors."""
+        """Return the signature of the function as ``help()`` and editors show it, with plain types and defaults.
+
+        ``keep: int = opt(default=8)`` and ``keep: Annotated[int, opt()] = 8`` both become ``keep: int = 8``.
+        """
         parameters = []
         for parameter in self.signature.parameters.values():
             annotation = parameter.annotation

@@ -46,7 +46,7 @@ def deciding_text(
     Args:
         item: the option.
         verb: the verb that has it.
-        flags: the values of the command line, by field name; None and an empty list mean "not given".
+        flags: the values of the command line, by the name of the option; None and an empty list mean "not given".
         environ: the environment variables.
         config: the contents of the file of defaults.
     """

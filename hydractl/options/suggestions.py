@@ -35,7 +35,12 @@ def by_variable(option: Option) -> str:
 
 
 def names_of_options(verbs: Sequence[str], way: Way) -> dict[str, str]:
-    """Return how the options of verbs are written, by their names in flags: ``{"batch-size": "'batch_size'"}``."""
+    """Return how the options of verbs are written, by their names in flags: ``{"batch-size": "'batch_size'"}``.
+
+    Args:
+        verbs: the verbs whose options are listed.
+        way: how one option is written: as a flag, a key of a file, or a variable; empty if it cannot be given so.
+    """
     written: dict[str, str] = {}
     for verb in verbs:
         for option in options_of_verb(verb):
@@ -48,7 +53,10 @@ def names_of_options(verbs: Sequence[str], way: Way) -> dict[str, str]:
 def about_option(name: str, verb: str | None, way: Way) -> str:
     """Return the end of a message about an unknown option, such as ``; did you mean --keep?``; empty without a guess.
 
-    The guesses, in this order: other verbs have it; a name of this verb, or of any if there is none, is spelled alike.
+    The first guess that applies:
+
+    - this verb does not have the option, but others do: a hint at their help;
+    - the verb (or, without one, any verb) has an option that is spelled alike: that option.
 
     Args:
         name: the unknown name without a prefix such as ``--`` or ``HYDRACTL_``; ``-`` and ``_`` count as the same.

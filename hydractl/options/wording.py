@@ -33,7 +33,7 @@ def with_sources(call: Call, text: str) -> str:
         # Flags were typed, and defaults are not of the user. Numbers and switches are not looked for in messages.
         source = call.sources[option.name]
         value = call.values[option.name]
-        is_typed_or_default = source == "flag" or not call.rank(option.name)
+        is_typed_or_default = source == "flag" or not call.rank(option.name)  # rank 0 is a default
         if is_typed_or_default or value is None or option.type in (bool, int, float):
             continue
         values = value if option.many else [value]

@@ -44,7 +44,10 @@ class Contents:
     problems: list[str] = field(default_factory=list)
 
     def add_value(self, verb: str | None, key: str, value: Any) -> None:
-        """Add a value to ``values``; an empty one adds nothing, one that holds lists or mappings adds a problem."""
+        """Add a value to ``values``: a text, or a list or mapping of texts.
+
+        An empty one adds nothing. One with lists or mappings inside adds a problem.
+        """
         if value in _EMPTY:
             return
         texts = value.values() if isinstance(value, dict) else value
@@ -221,7 +224,7 @@ def _parse_yaml(source: str | TextIO, name: str) -> Any:
             mapping = super().construct_mapping(node, deep)
             if len(mapping) < len(node.value):
                 keys = Counter(key.value for key, _ in node.value)
-                ((key, _),) = keys.most_common(1)
+                [(key, _)] = keys.most_common(1)
                 raise yaml.constructor.ConstructorError(
                     problem=f"the key {key!r} is there twice", problem_mark=node.start_mark
                 )
