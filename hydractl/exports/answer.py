@@ -48,11 +48,12 @@ class GraphAnswer(nn.Module):
         self._chosen = chosen
         self.takes_features = detector is not None
         self.takes_layers = detector is not None and detector.takes_layers
+
+        # What was fitted, for each member by name. Plain numbers are kept as they are. Arrays go into buffers, so that
+        # the exported file contains them.
         self._numbers: list[dict[str, Floats]] = []
         self._fitted = nn.ModuleList()
         if detector is not None:
-            # What was fitted, for each member by name. Plain numbers are kept as they are. Arrays go into buffers, so
-            # that the exported file contains them.
             names_of_numbers = FEATURE_SCORES[chosen.score].numbers
             for fitted_by_score in detector.members:
                 numbers = {}
@@ -90,13 +91,14 @@ class GraphAnswer(nn.Module):
             member_logits: logits of all members, ``[M, B, classes]``.
             features: for each member its features ``[B, D]``; empty for a score on logits.
         """
-        # The averaged probabilities, computed in float64 as by the model itself.
+        # The averaged probabilities, computed in float64 as by the model itself. With IN_GRAPH, Block computes with
+        # tensors instead of numpy arrays; the casts are for the type checker.
         logits = cast("Floats", member_logits.double())
         block = Block(logits, self._chosen.calibration, IN_GRAPH)
         probabilities = cast("Tensor", block.probs)
         answer = {PROBABILITIES: probabilities.float()}
 
-        # What was calibrated: the OOD score, the flag, and the prediction set.
+        # What was calibrated, as far as the graph has it: the OOD score, the flag, and the prediction set.
         if OOD_SCORE in self.outputs:
             answer[OOD_SCORE] = self._score(block, features)
         if IS_OOD in self.outputs:
@@ -122,7 +124,8 @@ class GraphAnswer(nn.Module):
             logit_score = SCORES[name]
             return cast("Tensor", logit_score(block))
 
-        # A score on features: for each member from what was fitted to this member, [B] each.
+        # A score on features: for each member from what was fitted to this member, [B] each. With IN_GRAPH functions
+        # for numpy arrays compute with tensors; the casts are for the type checker.
         feature_score = FEATURE_SCORES[name].score
         scores = []
         for member, features_of_member in enumerate(features):

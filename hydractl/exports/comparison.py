@@ -49,10 +49,14 @@ def compare_with_model(
         HydraError: if the file does not run, has other outputs, or differs by more than the tolerance.
     """
     largest_logit = max(float(expectation.outputs[MEMBER_LOGITS].abs().max()) for expectation in expected)
-    largest: dict[str, float] = {}  # by output, its largest difference and its largest tolerance so far
-    allowed_at_most: dict[str, float] = {}
+    tolerance_of_logits = TOLERANCE * max(1.0, largest_logit)
+
+    # By output its largest difference, and its largest tolerance, of the inputs compared so far.
+    largest_differences: dict[str, float] = {}
+    largest_tolerances: dict[str, float] = {}
     shapes_of_inputs = []
     for expectation in expected:
+        # Run the file.
         inputs, wanted = expectation.inputs, expectation.outputs
         size = _size_in_words(inputs)
         try:
@@ -62,26 +66,27 @@ def compare_with_model(
         _check_shapes(path, f"{runtime}, {{}} on {size}", wanted, outputs)
 
         # Compare each output, as numbers: a flag, or a class in a prediction set, is 0 or 1.
-        for name, allowed in _allowed(wanted, chosen, TOLERANCE * max(1.0, largest_logit)).items():
+        for name, allowed in _allowed(wanted, chosen, tolerance_of_logits).items():
             differences = (outputs[name].double() - wanted[name].double()).abs()
             difference = float(differences.max())
             # An infinite score of the model has an infinite tolerance, so a difference must also be finite.
-            if not bool((differences <= allowed).all()) or not math.isfinite(difference):
+            all_within_tolerance = bool((differences <= allowed).all())
+            if not all_within_tolerance or not math.isfinite(difference):
                 excess = float((differences - allowed).max())
                 off = f"differ from the model by {difference:.2e}, {excess:.2e} more than allowed"
                 hint = _HINT
                 if name == OOD_SCORE and chosen.score in FEATURE_SCORES:  # rounding of features alone may move it
                     hint = "fit it to more training data (calibrate --train), or choose another --ood-score"
                 raise _failed(path, f"in {runtime}, {name} on {size} {off}", hint)
-            largest[name] = max(largest.get(name, 0.0), difference)
-            allowed_at_most[name] = max(allowed_at_most.get(name, 0.0), float(allowed.max()))
+            largest_differences[name] = max(largest_differences.get(name, 0.0), difference)
+            largest_tolerances[name] = max(largest_tolerances.get(name, 0.0), float(allowed.max()))
         shapes_of_inputs.append({name: list(tensor.shape) for name, tensor in inputs.items()})
 
     return ExportCheck(
         runtime=runtime,
         inputs=shapes_of_inputs,
-        max_abs={name: to_three_digits(value) for name, value in largest.items()},
-        tolerance={name: to_three_digits(value) for name, value in allowed_at_most.items()},
+        max_abs={name: to_three_digits(value) for name, value in largest_differences.items()},
+        tolerance={name: to_three_digits(value) for name, value in largest_tolerances.items()},
     )
 
 
@@ -104,15 +109,21 @@ def _check_shapes(path: Path, where: str, wanted: NamedTensors, outputs: NamedTe
 def _allowed(wanted: NamedTensors, chosen: Chosen, of_logits: float) -> dict[str, Tensor]:
     """Return how far each number of each output may lie from that of the model, by output.
 
-    A flag may change where the score lies so near its threshold that it could have crossed it within its tolerance, and
-    a class may enter or leave a prediction set where its nonconformity score is near ``qhat``: there 1 is allowed.
+    =============================  ========================================================================
+    probabilities, member logits   ``of_logits``
+    OOD score                      :data:`TOLERANCE` times max(1, absolute score), ``[B]``
+    flag (OOD or not)              1 where the score is within its tolerance of the threshold, else 0, ``[B]``
+    prediction set                 1 where a nonconformity score is within ``of_logits`` of ``qhat``, else 0
+    =============================  ========================================================================
+
+    Flags, and the classes of a set, are compared as 0 and 1: there 1 allows them to change.
 
     Args:
         wanted: the outputs of the model, by name.
         chosen: the choices of ``calibrate`` for the model.
         of_logits: the tolerance of logits and probabilities.
     """
-    # Every graph has these two outputs; the others depend on what was calibrated.
+    # Every file has these two outputs; the others depend on what was calibrated.
     allowed_of_logits = torch.tensor(of_logits, dtype=torch.float64)
     allowed = {PROBABILITIES: allowed_of_logits, MEMBER_LOGITS: allowed_of_logits}
     if OOD_SCORE in wanted:
@@ -121,13 +132,15 @@ def _allowed(wanted: NamedTensors, chosen: Chosen, of_logits: float) -> dict[str
         if IS_OOD in wanted:
             assert chosen.threshold is not None
             distance_to_threshold = (scores - chosen.threshold.value).abs()
-            allowed[IS_OOD] = (distance_to_threshold <= allowed[OOD_SCORE]).double()
+            flag_may_change = distance_to_threshold <= allowed[OOD_SCORE]
+            allowed[IS_OOD] = flag_may_change.double()
     if CONFORMAL_SET in wanted:
         assert chosen.conformal is not None
         probabilities = wanted[PROBABILITIES].double().numpy()
         nonconformities = torch.from_numpy(nonconformity(probabilities, chosen.conformal.method))  # [B, classes]
         distance_to_qhat = (nonconformities - chosen.conformal.qhat).abs()
-        allowed[CONFORMAL_SET] = (distance_to_qhat <= allowed_of_logits).double()
+        class_may_change = distance_to_qhat <= allowed_of_logits
+        allowed[CONFORMAL_SET] = class_may_change.double()
     return allowed
 
 

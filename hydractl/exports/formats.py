@@ -40,8 +40,8 @@ class Pt2:
 
     def write(self, graph: Graph, metadata: Mapping[str, str], handle: IO[bytes]) -> None:
         """Write a graph with its metadata to an open file."""
-        # In memory first: where a write fails, as on a full disk, torch's writer tries again while it is freed, in C++,
-        # and the second failure ends the process by SIGABRT.
+        # In memory first, and from there to the file. Where a write fails, as on a full disk, torch's writer tries
+        # again while it is freed, in C++, and the second failure would end the process by SIGABRT.
         archive = io.BytesIO()
         with warnings.catch_warnings(action="ignore"):
             torch.export.save(graph.program, archive, extra_files=dict(metadata))
@@ -130,7 +130,7 @@ FORMATS: Mapping[str, Onnx | Pt2] = {"onnx": Onnx(), "pt2": Pt2()}
 
 
 def _onnx_model(graph: Graph) -> Any:
-    """Convert a graph to a model of ``onnx_ir`` with torch's exporter."""
+    """Return a graph as a model of ``onnx_ir``, converted by torch's exporter."""
     # The exporter prints to standard output, where hydractl prints its results, so send this to the null device.
     with (
         warnings.catch_warnings(action="ignore"),
@@ -154,9 +154,9 @@ def _onnx_model(graph: Graph) -> Any:
 
 
 def _stable_sort(values: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate torch's stable sort, which the exporter does not know, to ONNX.
+    """Return the ONNX operators for torch's stable sort, which the exporter cannot translate: sorted values, indices.
 
-    TopK of all values sorts them, and keeps the order of equal values.
+    ONNX has no such sort, but TopK of all values sorts them, and keeps the order of equal values.
     """
     import onnxscript
 

@@ -72,11 +72,12 @@ class Graph:
         """Return dtype and shape of each input and output; a dimension of any size has the name of what it counts."""
         inputs = {}
         for name, tensor in self.example.items():
-            inputs[name] = _shape_of(tensor, {index: symbol.__name__ for index, symbol in self.dynamic[name].items()})
+            counted = {index: dimension.__name__ for index, dimension in self.dynamic[name].items()}
+            inputs[name] = _shape_of(tensor, counted)
         outputs = {}
         for name, tensor in self.outputs.items():
-            place_of_batch = 1 if name == MEMBER_LOGITS else 0  # [members, batch, classes]
-            outputs[name] = _shape_of(tensor, {place_of_batch: "batch"})
+            batch_axis = 1 if name == MEMBER_LOGITS else 0  # logits of members are [members, batch, classes]
+            outputs[name] = _shape_of(tensor, {batch_axis: "batch"})
         return {"inputs": inputs, "outputs": outputs}
 
 
@@ -191,14 +192,17 @@ def expectations(
         inputs = named_inputs(example)
         if longest is not None:
             # The first batch has shorter texts than those used for tracing, the second has longer ones. Repeat the
-            # tokens once, so that longer texts can be cut out as well. Half of the first text is padding.
-            length = _other_length(inputs["input_ids"].shape[1], longest, shorter=index == 0)
+            # tokens once, so that longer texts can be cut out as well. Half of the first text becomes padding, which
+            # the attention mask marks with 0.
+            is_first_batch = index == 0
+            length = _other_length(inputs["input_ids"].shape[1], longest, shorter=is_first_batch)
             for name, tensor in inputs.items():
                 repeated = torch.cat([tensor, tensor], dim=1)  # [B, 2 * tokens]
                 inputs[name] = repeated[:, :length].contiguous()
             if "attention_mask" in inputs:
                 inputs["attention_mask"][0, length - length // 2 :] = 0
-            example = inputs
+            expected.append(Expectation(inputs, reference_outputs(model, inputs)))
+            continue
         expected.append(Expectation(inputs, reference_outputs(model, example)))
     return expected
 
@@ -225,9 +229,10 @@ def normalised(images: Tensor, image_format: ImageFormat) -> Tensor:
 
 
 def _other_length(length: int, longest: int, shorter: bool) -> int:
-    """Return about half of ``length`` (at least 2), or about twice ``length`` (at most ``longest``).
+    """Return another length of texts: of 16 tokens 8 if it is to be shorter, and else 31, but at most ``longest``.
 
-    If ``length`` is already ``longest``, the longer length is impossible, and ``length - 1`` is returned.
+    A shorter one has at least 2 tokens. If ``length`` is already ``longest``, no longer one is possible, and
+    ``length - 1`` is returned.
     """
     if shorter:
         return max(2, length // 2)
@@ -255,7 +260,7 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
     else:
         example = named_inputs(model.example_inputs(EXAMPLE_BATCH))
 
-    # The graph is to hold nothing superfluous.
+    # Change the model so that the graph holds nothing superfluous.
     module.eval().requires_grad_(False)
     model.side_by_side = True  # otherwise the size of the batch decides how members run, which a graph cannot do
     model.batched = False  # stacked weights would be stored in the file a second time
@@ -279,7 +284,11 @@ def traced(model: HydraModel, longest: int | None, image_format: ImageFormat | N
 
 
 def _module_to_trace(model: HydraModel, *, takes_texts: bool, image_format: ImageFormat | None) -> _OfImages:
-    """Wrap the model as a module with named inputs and outputs, for images in uint8, texts, or preprocessed images."""
+    """Return the model wrapped as a module with named inputs and outputs, from which torch.export traces the graph.
+
+    With an image format it takes images in uint8 and normalises them; of a model of texts ``input_ids``,
+    ``attention_mask`` and so on; else preprocessed images.
+    """
     answer = GraphAnswer(Chosen.of(model.description.extra), model.detector, model.members)
     if image_format is not None:
         return _OfPixels(model, answer, image_format)
@@ -295,13 +304,17 @@ def _settle_labels(model: HydraModel) -> None:
     """
     if model.prompted is None:  # a classifier
         return
-    model.label_features()  # the model stores them
+    model.label_features()  # called for its effect: the model stores the features of the classes
+
     for network in model.networks:
+        # The parameters of the text tower, which encodes the names of the classes (labels).
         prefixes: list[str] = []
         for stages in model.family.stages(network):
             if stages.of_labels:
                 prefixes += stages.prefixes
         names = [name for name, _ in network.named_parameters() if name.startswith(tuple(prefixes))]
+
+        # Remove each from the module that holds it: of "text.proj.weight" that is "text.proj".
         for name in names:
             parent_name, _, leaf = name.rpartition(".")
             parent = network.get_submodule(parent_name)

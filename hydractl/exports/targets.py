@@ -57,10 +57,11 @@ def plan_exports(kinds: Sequence[str], stem: Path, description: Description, ten
             hint="name them: --labels FILE",
         )
 
-    # Whatever its dtype, a weight becomes float32.
+    # The size of a file. Whatever its dtype, a weight becomes float32. Tensors beside the weights, such as what an OOD
+    # score was fitted to, stay as they are.
     weights = sum(tensors.info(name).numel for name in tensors.names())
-    # Tensors beside the weights, such as what an OOD score was fitted to, stay as they are.
-    file_bytes = _BYTES_PER_WEIGHT * weights + sum(info.nbytes for info in beside_infos(tensors))
+    other_bytes = sum(info.nbytes for info in beside_infos(tensors))
+    file_bytes = _BYTES_PER_WEIGHT * weights + other_bytes
     if "onnx" in kinds and file_bytes > MOST_IN_ONNX:
         raise UsageError(
             f"an ONNX file holds at most 2 GiB of weights, and {description.arch} has {file_bytes / 2**30:.1f}",
@@ -81,9 +82,10 @@ def write_exports(
     log: Log,
     uint8: bool = False,
 ) -> list[ExportedFileRecord]:
-    """Write every file under a temporary name, check it against the model, and rename all when all agree.
+    """Return the records of the files that were written: each was checked against the model before any got its name.
 
-    All files are claimed before any work.
+    All files are written under temporary names and renamed when all agree with the model. An output that is in the way
+    is refused before any work.
 
     Args:
         targets: the files by their formats.
@@ -112,6 +114,7 @@ def write_exports(
         expected = expectations(model, longest, seed, image_format)
         chosen = Chosen.of(model.description.extra)
 
+        # Write the graph in each format, and run each file for a check.
         graph = traced(model, longest, image_format)
         metadata = metadata_of(model.description, origins, macs, graph.shapes())
         written = []
@@ -132,6 +135,7 @@ def write_exports(
                 )
                 written.append(record)
                 progress.advance()
+        # All agree: give each file its name.
         for output in outputs:
             output.commit()
     return written

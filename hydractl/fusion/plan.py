@@ -117,16 +117,16 @@ class FusedTensors(MappedTensors):
                     stored_name = member_name(name, member)
                     self._origins[stored_name] = _Origin(member, name)
 
-        # The tensors of a site are read one after another, so those of the last site are enough to keep.
+        # The tensors of a site (attention block) are read one after another, so those of the last one are kept.
         self._tensors_of_site = lru_cache(maxsize=1)(HeadUnion.read)
 
-        # Dtype and shape of every stored tensor; those of a tensor of all members are the first member's.
+        # Dtype and shape of every stored tensor; those of a tensor of all members (None) are the first member's.
         infos = {}
-        for name, (source_of_tensor, stock_name) in self._origins.items():
+        for name, (member_or_all, stock_name) in self._origins.items():
             if name in self._union_of:
                 infos[name] = self._union_of[name].infos[name]
             else:
-                infos[name] = self.sources[source_of_tensor or 0].info(stock_name)
+                infos[name] = self.sources[member_or_all or 0].info(stock_name)
         super().__init__(infos, self._read)
 
     def elements(self, stock: Sequence[str]) -> int:
@@ -141,7 +141,7 @@ class FusedTensors(MappedTensors):
     def _read(self, name: str) -> Tensor:
         """Return a stored tensor, read from the members' files. By its name it is one of these:
 
-        * a tensor of a site whose heads are stored once: the heads of all members, put together;
+        * a tensor of a site (attention block) whose heads are stored once: the heads of all members, put together;
         * an average: the mean over members, in float64 and rounded once;
         * a tensor of one member, or one that is equal in all: read as it is.
         """
@@ -150,6 +150,7 @@ class FusedTensors(MappedTensors):
             return self._tensors_of_site(union_of_site)[name]
         member, stock_name = self._origins[name]
         if stock_name in self._to_average:
+            # Piece by piece, written into the mean in place.
             info = self.info(stock_name)
             mean = torch.empty(info.shape, dtype=torch_dtype(info))
             pieces_of_mean = mean.view(-1).split(PIECE)
@@ -275,17 +276,17 @@ def _fused_description(sources: Sequence[Source], merged: Sequence[str], headers
 
 
 def _warnings_about_members(sources: Sequence[Source]) -> list[str]:
-    """Return sentences about oddities of the members that are allowed."""
+    """Return sentences on what is odd but allowed: a single member, or members that are the same checkpoint."""
     warnings = []
     if len(sources) == 1:
         warnings.append("one member: the fused model is that member, with no diversity to measure")
     name_of_digest: dict[str, str] = {}
     for source in sources:
-        earlier = name_of_digest.get(source.sha256)
-        if earlier is None:
+        same_before = name_of_digest.get(source.sha256)
+        if same_before is None:
             name_of_digest[source.sha256] = source.name
         else:
-            warnings.append(f"{source.name} and {earlier} are the same checkpoint: they add no diversity")
+            warnings.append(f"{source.name} and {same_before} are the same checkpoint: they add no diversity")
     return warnings
 
 
@@ -307,10 +308,10 @@ def check_members(sources: Sequence[Source]) -> None:
 
 
 def _differences_of_members(a: Source, b: Source) -> list[str]:
-    """Return a sentence for each difference between two members that is not allowed, e.g. "architecture x, not y".
+    """Return words for each difference between two members that is not allowed, e.g. "architecture x, not y".
 
-    The first value is that of ``b``. If e.g. the architectures differ, only such differences are listed, since
-    everything else would differ too.
+    There x is the value of ``b``, and y that of ``a``. If e.g. the architectures differ, only such differences are
+    listed, since everything else would differ too.
     """
     first = a.description
     second = b.description
@@ -364,7 +365,7 @@ def _is_equal_in_all(tensors_of_members: Sequence[TensorSource], name: str) -> b
 
 
 def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) -> Owners | None:
-    """Return the owner of each head of a site, if each head is equal in all members that have it.
+    """Return the owner of each head of a site (attention block), if each head is equal in all members that have it.
 
     The owner is the first member that has the head, with the position of the head among the member's heads. E.g. if
     member 0 has the heads 1 and 4 and member 1 the heads 4 and 7, the owners of 1, 4 and 7 are (0, 0), (0, 1), (1, 1).
@@ -393,10 +394,13 @@ def common_heads(sources: Sequence[Source], site: Site, names: Sequence[str]) ->
     owners_of_keys: dict[int, HeadOwner] = {}
     for member, source in enumerate(sources):
         for position, head in enumerate(source.description.mask.kept[site.path]):
-            here = HeadOwner(member, position)
-            owner = owners.setdefault(head, here)
-            owner_of_keys = owners_of_keys.setdefault(head // site.sharing, here)
-            if not _same_head(blocks, owner, here, PER_HEAD) or not _same_head(blocks, owner_of_keys, here, OF_KEYS):
+            this_head = HeadOwner(member, position)
+            # The first member with the head becomes its owner, and so for the head of keys and values.
+            owner = owners.setdefault(head, this_head)
+            owner_of_keys = owners_of_keys.setdefault(head // site.sharing, this_head)
+            if not _same_head(blocks, owner, this_head, PER_HEAD):
+                return None
+            if not _same_head(blocks, owner_of_keys, this_head, OF_KEYS):
                 return None
     return [owners[head] for head in sorted(owners)]
 
@@ -424,11 +428,11 @@ def _same_apart_from_heads(a: HeadWeights, b: HeadWeights) -> bool:
 
 
 def _same_head(blocks: Sequence[HeadWeights], first: HeadOwner, other: HeadOwner, names: Sequence[str]) -> bool:
-    """Return whether a head is equal in two members.
+    """Return whether a head is equal in two members; True if they are the same member.
 
     Args:
-        blocks: the weights of the site's heads in each member.
-        first, other: the position of the head in both; the same member is equal to itself.
+        blocks: the weights of the heads of one attention block, for each member.
+        first, other: both members by their indices, each with the position of the head among its own.
         names: the tensors to compare, from :data:`hydractl.heads.weights.PER_HEAD`.
     """
     if first.member == other.member:
@@ -468,8 +472,8 @@ class HeadUnion:
     def _gathered(self, tensors_of_members: Sequence[TensorSource]) -> dict[str, Tensor]:
         """Return the tensors of the first member, with the heads of all members in the place of its own.
 
-        They are in the order of their original numbers: of two members with the heads 1, 4 and 4, 7, they are 1, 4
-        and 7. Each head is read from its owner; head 4 is equal in both.
+        The heads are in the order of their original numbers: of two members with the heads 1, 4 and 4, 7, they are 1, 4
+        and 7. Each is read from its owner, the first member that has it; head 4 is equal in both.
 
         Args:
             tensors_of_members: the tensors of each member, or their shapes alone.
@@ -487,7 +491,8 @@ class HeadUnion:
         if not heads:
             return tensors
 
-        # Heads that share keys and values in a member also share them in the new block.
+        # Heads that share keys and values in a member also share them in the new block. The family of the model writes
+        # the new weights of the heads over those in "tensors".
         masks = [source.description.mask for source in self._sources]
         key_heads = self._site.key_heads(heads_of_any_member(masks, self._site.path))
         self._sources[0].family.write(tensors, self._site, HeadWeights.gathered(heads, key_heads))
@@ -499,7 +504,7 @@ class HeadUnion:
 
 @plain_sizes()
 def shared_parts(plan: FusionPlan) -> list[SharedTower]:
-    """Describe, for each tower, which parts run once for all members.
+    """Return for each tower (encoder) what runs once for all members (stem, first blocks), and where they part.
 
     The model is built without numbers, since the plan alone decides which parts run once.
     """
@@ -508,7 +513,7 @@ def shared_parts(plan: FusionPlan) -> list[SharedTower]:
     towers = []
     for chain, stages in zip(model.chains, stages_of_towers, strict=True):
         start = chain.start
-        # The members part in the stem, in a block (by their heads, their weights, or both), or never.
+        # Where members begin to differ: in the stem, in a block (by their heads, their weights, or both), or never.
         parts_at: str | None = None
         differences: list[str] = []
         prefixes = stages.stem_prefixes

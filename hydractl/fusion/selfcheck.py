@@ -133,14 +133,16 @@ def self_check(
     for source in sources:
         check_finite_weights(source.name, source.tensors)
 
-    # Run all members together, each alone with the averages, and, where averaging changes weights, each as it was.
+    # Run all members together, and each alone with the averages.
     trial = _Trial(plan, sources, device, seed)
     logits = trial.logits_of(plan.description, plan.tensors)
     together = logits.double()  # [M, B, classes]
     alone = trial.logits_of_each(sources, log)
+
+    # Where averaging changes weights, also run each as it was before.
     before = together
     if trial.changes_weights:
-        trial.drop_averages()
+        trial.drop_averages()  # from here on the trial runs members with their own weights
         before = trial.logits_of_each(sources, log)
 
     # The fused members must equal the members run alone.
@@ -211,7 +213,7 @@ def moved_answers(before: Tensor, after: Tensor, tolerance: float) -> dict[str, 
 
 
 def _next_power_of_ten(error: float) -> float:
-    """Return the smallest power of ten that is not below a rounding error; at least 1e-6."""
+    """Return the smallest power of ten that is not below a rounding error, at least 1e-6: of 3e-5 it is 1e-4."""
     if error <= 0:
         return 1e-6
     exponent = max(-6, math.ceil(math.log10(error)))
@@ -262,11 +264,13 @@ def float32_model(
     modules_of_blocks: set[nn.Module] = set()
     for path in model.block_paths:  # the blocks of the first network run for all members
         modules_of_blocks.update(model.networks[0].get_submodule(path).modules())
+
+    # By kind of module: tables of embeddings, layers of blocks, and everything else.
     for module in model.modules():
         if type(module) is nn.Embedding:
             module.register_forward_hook(lambda _module, _inputs, rows: rows.float())
             continue
-        # An attention calls none of the modules that hold its weights.
+        # An attention calls none of the modules that hold its weights, so their weights count as its own.
         weights = list(module.parameters(recurse=isinstance(module, HeadAttention)))
         if module in modules_of_blocks or isinstance(module, nn.Embedding):
             _widen_while_it_runs(module, weights)
@@ -277,7 +281,10 @@ def float32_model(
 
 
 def _widen_while_it_runs(module: nn.Module, weights: Sequence[nn.Parameter]) -> None:
-    """Let weights be float32 while a module runs, and what they are now at all other times."""
+    """Register hooks on a module that make its weights float32 while it runs, and put back what they are now after it.
+
+    Weights of 16 bits take half the memory.
+    """
     narrow = [weight.data for weight in weights]
 
     def widen(*_: Any) -> None:

@@ -133,28 +133,30 @@ _OPEN_WITHOUT_VERDICT = (*_OPEN, "reliability", "scores")
 def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Section]:
     """Yield the sections of the page in their order, one for each question; some of them may be empty.
 
-    First those with pictures and the main results, then details. With a study, some have other tables.
+    First those with pictures and the main results, then details. If the eval belongs to a study, some have other
+    tables.
     """
-    # The pictures by name, the names of the rows (models) that they show, and words for a study alone.
+    # The pictures by name, and the names of the rows (models) that they show; the OOD scores are of the last alone.
     rows = answer.models
-    drawn = pictures(answer, study)
+    picture_of = pictures(answer, study)
     names = [shown_name(row.name) for row in rows_looked_at(answer, study)]
-    looked_at, last = " and ".join(names), names[-1]
-    marked = ["Bold: best of the column."] if len(rows) > 1 else []
-    chosen = (
-        " Dashed lines are the single model with two scores, the ring is the model to use." if study is not None else ""
-    )
+    all_names, last_name = " and ".join(names), names[-1]
+    # Words that only some pages have: on marks with several rows, on lines and a ring with a study.
+    on_marks = ["Bold: best of the column."] if len(rows) > 1 else []
+    on_lines = ""
+    if study is not None:
+        on_lines = " Dashed lines are the single model with two scores, the ring is the model to use."
 
     # The overview, and the main results.
     yield _Section(
         "overview",
         "What does it detect, and at which cost?",
         "Upper left is better in the first picture, lower left in the second. Whiskers are confidence intervals."
-        f"{chosen}",
-        drawn.get("overview"),
+        f"{on_lines}",
+        picture_of.get("overview"),
     )
     if study is None:
-        explained = " ".join([*marked, *_score_sentences(answer)])
+        explained = " ".join([*on_marks, *_score_sentences(answer)])
         yield _Section("results", "Results on the test data", explained, tables=[tables.glance_table(rows)])
     else:
         explained = (
@@ -169,17 +171,17 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     yield _Section(
         "reliability",
         "Can its confidence be trusted?",
-        f"Of {looked_at}: each point is a bin of samples by confidence. On the dashed line, confidence is what it "
+        f"Of {all_names}: each point is a bin of samples by confidence. On the dashed line, confidence is what it "
         "says; below it the model is overconfident, above it underconfident.",
-        drawn.get("reliability"),
+        picture_of.get("reliability"),
     )
     yield _Section(
         "scores",
         "Which OOD samples does it find?",
-        f"Of {last}: how the OOD score is spread over ID samples (filled) and over each OOD set (outline). The less "
-        "the two overlap, the better. The outer bins hold what lies further out. A dashed line is the threshold, where "
-        "one is set.",
-        drawn.get("scores"),
+        f"Of {last_name}: how the OOD score is spread over ID samples (filled) and over each OOD set (outline). The "
+        "less the two overlap, the better. The outer bins hold what lies further out. A dashed line is the threshold, "
+        "where one is set.",
+        picture_of.get("scores"),
     )
     yield _Section(
         "heads",
@@ -214,11 +216,13 @@ def _score_sentences(answer: EvalAnswer) -> list[str]:
     """Return a sentence for each OOD score of the rows: what it is, if the document explains it, else its name."""
     explained = answer.conventions.get("ood_scores")
     sentences = []
-    for score in dict.fromkeys(row.ood_score for row in answer.models):
-        said = explained.get(score, "") if isinstance(explained, Mapping) else ""
+    scores = dict.fromkeys(row.ood_score for row in answer.models)  # without repetition
+    for score in scores:
+        explanation = explained.get(score, "") if isinstance(explained, Mapping) else ""
         if score:
-            words = str(said).removeprefix("OOD score: ").rstrip(".")
-            sentences.append(f"OOD score {shown_name(score)}: {words}.".replace(": .", "."))
+            words = str(explanation).removeprefix("OOD score: ").rstrip(".")
+            sentence = f"OOD score {shown_name(score)}: {words}."
+            sentences.append(sentence.replace(": .", "."))  # no colon where nothing is explained
     return sentences
 
 
@@ -247,9 +251,9 @@ def _provenance_facts(answer: EvalAnswer) -> Iterator[Fact]:
 
 
 def _cautions(answer: EvalAnswer) -> Iterator[str]:
-    """Yield sentences on what intervals cover, and on what makes numbers look better than they are."""
+    """Yield a sentence on what intervals cover, and one for each model that was made with some of the test samples."""
     yield tables.interval_sentence(answer)
     for row in answer.models:
-        seen = tables.seen_text(row)
-        if seen:
-            yield f"{shown_name(row.name)} was made with some of these samples: {seen}."
+        counts = tables.seen_text(row)
+        if counts:
+            yield f"{shown_name(row.name)} was made with some of these samples: {counts}."

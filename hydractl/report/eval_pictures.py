@@ -49,7 +49,7 @@ MEASURES = (AUROC, FPR95)
 
 
 def pictures(answer: EvalAnswer, study: StudyAnswer | None = None) -> dict[str, Picture]:
-    """Return the pictures that the answer has numbers for, by kind; without cost, say, there is no overview.
+    """Return the pictures that the answer has numbers for, by kind; without mult-adds, say, there is no overview.
 
     Args:
         answer: the answer of the eval.
@@ -60,11 +60,16 @@ def pictures(answer: EvalAnswer, study: StudyAnswer | None = None) -> dict[str, 
 
 
 def rows_looked_at(answer: EvalAnswer, study: StudyAnswer | None) -> list[EvalRow]:
-    """Return the rows that are shown in detail: the first one, and the one that a study says to use, else the last."""
+    """Return the rows (models) that pictures show in detail, one or two of them.
+
+    The first row always. With a study also the one that it says to use, without a study the last; that is left out if
+    it is the first one.
+    """
     first, *others = answer.models
     if study is not None:
         others = [row for row in others if row.name == study.use.row]
-    return [first, *others[-1:]]
+    second_if_any = others[-1:]
+    return [first, *second_if_any]
 
 
 # --- quality against cost ---------------------------------------------------------------------------------------------
@@ -93,18 +98,20 @@ Levels = Mapping[str, OodDetection]
 
 
 def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
-    """Return the picture of OOD detection (AUROC and FPR95) over mult-adds; None if no row has both.
+    """Return the picture of OOD detection (AUROC and FPR95) over mult-adds; None if no row has a figure and a cost.
 
-    With a study, horizontal lines show the single model with MSP and with its own score, and a ring the model to use.
+    Each row is a model, and a point. With a study, horizontal lines show the single model with MSP and with its own OOD
+    score, and a ring the model to use.
     """
     rows = answer.models
     reached = []
     for row in rows:
-        ratio = cost_ratio(row)
-        if study is None:
-            reached.append(Reached(row.name, ratio, row, row.ci))
-        else:
-            reached.append(Reached(_name_in_study(study, row.name), ratio, row, row.ci, row.name == study.use.row))
+        name = row.name
+        is_used = False
+        if study is not None:
+            name = _name_in_study(study, row.name)
+            is_used = row.name == study.use.row
+        reached.append(Reached(name, cost_ratio(row), row, row.ci, is_used))
     levels = {} if study is None else _levels_of_study(study)
     sizes = f"ID {sizes_of_sets(rows)}, OOD {sizes_of_sets(rows, ood_names(rows))}"
     return drawn_overview(reached, levels, sizes)
@@ -128,8 +135,10 @@ _MOST_LETTERS = 30
 def drawn_overview(reached: Sequence[Reached], levels: Levels, sizes: str) -> Picture | None:
     """Return the picture of models as named points over their cost, with the one to use marked; None without points.
 
+    It has a panel for AUROC and one for FPR95, as far as any model with a known cost has them.
+
     Args:
-        reached: the models.
+        reached: the models, with what they reach.
         levels: what horizontal lines stand for.
         sizes: the numbers of samples, as text; may be empty.
     """
@@ -137,7 +146,8 @@ def drawn_overview(reached: Sequence[Reached], levels: Levels, sizes: str) -> Pi
     panels = []
     for column in MEASURES:
         y_title = f"{column.metric.label}, mean over OOD sets\n{sizes}".rstrip()
-        if any(column.value(model.measured) is not None and model.ratio is not None for model in reached):
+        has_points = any(column.value(model.measured) is not None and model.ratio is not None for model in reached)
+        if has_points:
             draw = partial(_draw_overview, column=column, reached=reached, levels=levels, y_title=y_title)
             panels.append(Panel(draw, f"{column.metric.label} over mult-adds"))
     return Picture("overview", "OOD detection against cost", panels) if panels else None
@@ -200,20 +210,22 @@ def _write_labels(axes: Axes, labels: Sequence[_Label]) -> None:
     """Write names to the right of the axes, each as near to the height of its point as there is room.
 
     A thin line leads from the point to its name. Names never cover each other, points or lines, and no two lines
-    cross: of all ways to share out the places, the one with the least length of lines has no crossing.
+    cross: of all ways to give each name a height, the one with the least length of lines has no crossing.
     """
     from scipy.optimize import linear_sum_assignment  # imported here because it is slow
 
-    # In shares of the panel: 0 is its lower or left end, 1 the upper or right one.
-    axes.autoscale_view()  # the lines belong to the limits
-    places = np.linspace(0, 1, max(_FEWEST_PLACES, len(labels)))
-    starts = axes.transLimits.transform([(label.x, label.y) for label in labels])  # [labels, 2]
-    lengths = np.hypot(_NAMES_AT - starts[:, :1], places - starts[:, 1:])  # [labels, places]
-    _, taken = linear_sum_assignment(lengths)
+    # Points and heights in shares of the panel: 0 is its lower or left end, 1 the upper or right one.
+    axes.autoscale_view()  # sets the limits of the axes, to which the lines belong
+    heights = np.linspace(0, 1, max(_FEWEST_PLACES, len(labels)))  # where names may stand
+    points = axes.transLimits.transform([(label.x, label.y) for label in labels])  # [labels, 2]
+
+    # Give each name a height of its own, so that all lines together are as short as possible.
+    lengths = np.hypot(_NAMES_AT - points[:, :1], heights - points[:, 1:])  # [labels, heights]
+    _, index_of_height = linear_sum_assignment(lengths)  # [labels]
     style = {"arrowstyle": "-", "color": SOFT, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
-    for label, place in zip(labels, taken, strict=True):
+    for label, index in zip(labels, index_of_height, strict=True):
         axes.annotate(
-            label.name, (label.x, label.y), (_NAMES_AT, places[place]), xycoords="data", textcoords="axes fraction",
+            label.name, (label.x, label.y), (_NAMES_AT, heights[index]), xycoords="data", textcoords="axes fraction",
             va="center", fontsize=8, fontweight="bold" if label.bold else "normal", arrowprops=style,
         )  # fmt: skip
 
@@ -222,16 +234,17 @@ def _write_labels(axes: Axes, labels: Sequence[_Label]) -> None:
 
 
 def reliability(rows: Sequence[EvalRow]) -> Picture | None:
-    """Return the picture of accuracy over confidence, by bin, a panel for each row; None if no row has such bins.
+    """Return the picture of accuracy over confidence, a panel for each row (model); None if no row has such a curve.
 
-    A row with a curve of bins gets its ECE, the mean distance of the two, into the title.
+    A curve has bins of samples by confidence. The title of a panel has the ECE, the mean distance of accuracy from
+    confidence.
     """
     panels = []
     for row in rows:
         curve = (row.curves or EvalCurves()).reliability
         if curve is not None and any(curve.n):
             ece = number(single_number(row.id.metrics.get("ece")), 3)
-            (name,) = drawn_names([row.name])
+            name = drawn_names([row.name])[0]
             draw = partial(_draw_reliability, curve=curve, title=f"{name}: ECE {ece}")
             panels.append(Panel(draw, f"accuracy over confidence of {name}"))
     if not panels:
@@ -259,8 +272,8 @@ def _draw_reliability(axes: Axes, curve: ReliabilityCurve, title: str) -> None:
 def ood_scores(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
     """Return histograms of the OOD score, of ID samples and of each OOD set in a panel; None without any.
 
-    They are of one row, the last of those that the other pictures show. Its threshold is drawn if it is one of this
-    score.
+    They are of one row (model), the last of those that are shown in detail. Its threshold is drawn if it is one of this
+    OOD score.
     """
     row = rows_looked_at(answer, study)[-1]
     histograms = (row.curves or EvalCurves()).scores

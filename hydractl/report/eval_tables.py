@@ -80,7 +80,10 @@ def known_interval(interval: Interval | None) -> Ends:
 
 
 def metrics_at(record: Record, place: Sequence[str]) -> Metrics:
-    """Return the metrics that a record holds at the end of a path of names; empty if it has none there."""
+    """Return the metrics that a record holds at the end of a path of names; empty if it has none there.
+
+    For example those of ``row.ood["svhn"]`` for the path ``("ood", "svhn")``.
+    """
     # Follow the names: keys of mappings, or attributes of records; None where there is nothing.
     value: Any = record
     for name in place:
@@ -123,16 +126,17 @@ def distinct_entries(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def sizes_of_sets(rows: Rows, names: Sequence[str] = ("id",)) -> str:
-    """Return the number of samples of the named data sets in these rows, as text.
+    """Return the number of samples of the named data sets in these rows (models), as text.
 
     For example ``n = 497``, or ``n = 100 to 120`` if data sets or rows have different numbers; ``n unknown`` if none is
     known.
     """
     sizes = [sample_count_of(row, name) for row in rows for name in names]
-    known = {size for size in sizes if size is not None}
-    if not known:
+    known_sizes = {size for size in sizes if size is not None}
+    if not known_sizes:
         return "n unknown"
-    return f"n = {min(known)}" if len(known) == 1 else f"n = {min(known)} to {max(known)}"
+    smallest, largest = min(known_sizes), max(known_sizes)
+    return f"n = {smallest}" if smallest == largest else f"n = {smallest} to {largest}"
 
 
 def sample_count_of(row: EvalRow, name: str) -> int | None:
@@ -159,7 +163,12 @@ _RUNS_OVER = {"seed": "seeds", "data": "data sets"}
 
 
 def interval_sentence(answer: EvalAnswer) -> str:
-    """Return the sentence on what the figures are means of, with the runs of each row, or on what intervals cover."""
+    """Return the sentence on how far the figures can be relied on. By what the answer has, it says:
+
+    * means over several runs: over what, and how many runs each row (model) has;
+    * no intervals: that small differences may be chance;
+    * else: what the intervals cover.
+    """
     if answer.over is not None:
         counts = [f"{shown_name(row.name)} {row.runs or '-'}" for row in answer.models]
         return (
@@ -232,12 +241,16 @@ def name_cell(row: EvalRow) -> Cell:
         kind = f"{row.mc_dropout.passes} passes of MC dropout (rate {row.mc_dropout.p})"
     elif row.members:
         kind = f"an ensemble of {len(row.members)} members"
-    # The attention heads that each member keeps, summed over sites (attention layers), if they are known.
+    # The number of attention heads that each member keeps in all sites (attention modules), if it is known.
     sites = row.heads or ()
     if sites:
         members = max(len(site.kept) for site in sites)
-        kept = [str(sum(len(site.kept_by(member)) for site in sites)) for member in range(members)]
-        kind += f"; heads kept: {' / '.join(kept)} of {sum(site.heads for site in sites)}"
+        kept_of_members = []
+        for member in range(members):
+            kept = sum(len(site.kept_by(member)) for site in sites)
+            kept_of_members.append(str(kept))
+        all_heads = sum(site.heads for site in sites)
+        kind += f"; heads kept: {' / '.join(kept_of_members)} of {all_heads}"
     return Cell(row.name, small=kind)
 
 
@@ -250,7 +263,8 @@ def _heads(*columns: str | Metric) -> list[tuple[str, str]]:
 
 
 def main_table(rows: Rows) -> Table:
-    """Return the table of every row with its numbers on ID data and its means over OOD sets."""
+    """Return the table of every row (model) with its numbers on ID data and its means over OOD sets."""
+    # The title, which names the number of ID samples.
     size = "-" if rows[0].id.n is None else rows[0].id.n
     title = f"in distribution (n = {size})"
     if ood_names(rows):
@@ -313,12 +327,13 @@ def averages_table(rows: Rows) -> Table:
         for metric in OOD_METRICS:
             shown.append(Column((average,), replace(metric, label=f"{average.removesuffix('_avg')} {metric.label}")))
     has_both = all(any(metrics_at(row, column.place) for row in rows) for column in shown)
-    return metric_table(rows if has_both else [], shown, "means over near and over far OOD sets")
+    lines_of = rows if has_both else []
+    return metric_table(lines_of, shown, "means over near and over far OOD sets")
 
 
 def every_set_table(rows: Rows) -> Table:
-    """Return a table with a line for each row of each OOD set; marks compare the rows within a set."""
-    # In the table of each set the best row is marked.
+    """Return a table with a line for each row (model) on each OOD set; the best row of each set is marked."""
+    # Make a table for each set, in which the best row is marked, and collect the lines of all.
     lines = []
     for name in ood_names(rows):
         mutual_information = Column(("diversity", name), DIVERSITY_METRICS[0])
@@ -343,24 +358,28 @@ def error_table(rows: Rows) -> Table:
     return _table_by_score(labelled, ERROR_AUROC, "AUROC of wrong answers by OOD score; bold: best of the row")
 
 
-def _table_by_score(rows: Rows, leading: Column, title: str) -> Table:
-    """Return a table of one number: a line for each row, a column for each OOD score; marks compare within a row.
+def _table_by_score(rows: Rows, by_own_score: Column, title: str) -> Table:
+    """Return a table of one number: a line for each row (model), a column for each OOD score; the best is marked.
+
+    Marks compare the scores within a row. The table has no lines if no row was measured with several scores.
 
     Args:
         rows: the rows of the table.
-        leading: the column of the number by the leading score.
+        by_own_score: the column of the number by the one score that the main table has, e.g. ``ood_avg.auroc``. By
+            another score, a row holds the same number at ``scores.SCORE.ood_avg.auroc``.
         title: the title of the table.
     """
-    # A column for each score; without scores beside the leading one the table is empty.
-    metric = leading.metric
+    metric = by_own_score.metric
     names = distinct_entries(row.scores for row in rows)
-    score_columns = [Column(("scores", score, *leading.place), metric) for score in names]
+    if not names:
+        return Table(title, _heads("model"), [])
+    score_columns = [Column(("scores", score, *by_own_score.place), metric) for score in names]
     lines = []
-    for row in rows if score_columns else ():
+    for row in rows:
         marks_within_row = marks([column.value(row) for column in score_columns], metric)
         cells = [name_cell(row)]
         for column, mark in zip(score_columns, marks_within_row, strict=True):
-            (cell,) = metric_cells([row], column)
+            cell = metric_cells([row], column)[0]
             cells.append(replace(cell, mark=mark))
         lines.append(cells)
     return Table(title, _heads("model", *names), lines)
@@ -381,7 +400,7 @@ def difference_table(rows: Rows) -> Table:
             lines.append([Cell(row.name), *(_difference_cell(column, row) for column in columns_with_difference)])
 
     # The title names the first row, shortened.
-    (first,) = drawn_names([rows[0].name], 14)
+    first = drawn_names([rows[0].name], 14)[0]
     note = f"{SIGNIFICANT} significant: the interval of the difference excludes 0. ↑ and ↓: which way is better."
     heads = _heads("model", *(column.metric for column in columns_with_difference))
     return Table(f"paired difference to {first}", heads, lines, note=note)
@@ -394,7 +413,11 @@ def _difference_cell(column: Column, row: EvalRow) -> Cell:
         return Cell("-")
     # Significant if the interval is known and lies on one side of 0.
     ends = known_interval(paired.ci)
-    mark = "" if ends is None or ends[0] <= 0 <= ends[1] else SIGNIFICANT
+    mark = ""
+    if ends is not None:
+        low, high = ends
+        if low > 0 or high < 0:
+            mark = SIGNIFICANT
     return Cell(signed_number(paired.value) + mark, ends=ends, signed=True)
 
 
@@ -416,9 +439,8 @@ def data_table(answer: EvalAnswer) -> Table:
     for name in distinct_entries([["id"], ood_names(rows), answer.test]):
         data = answer.test.get(name, DataSetRecord())  # of an OOD set that only rows know, nothing is known
         # The group, near or far, is that of the first row that was measured on the set.
-        group = next((row.ood[name].group for row in rows if name in row.ood), None) or "-"
-        if name == "id":
-            group = "in distribution"
+        group_of_rows = next((row.ood[name].group for row in rows if name in row.ood), None)
+        group = "in distribution" if name == "id" else group_of_rows or "-"
         lines.append([*map(Cell, (set_title(name), data.spec or "-", group, sizes_of_sets(rows, [name])))])
     return Table("", _heads("data set", "", "group", "samples"), lines, left=3)
 
@@ -430,9 +452,11 @@ def members_table(rows: Rows) -> Table:
     """Return the table of the members of each row: first all together, then each alone; a single model has no lines."""
     lines = []
     for row in rows:
+        if not row.members:
+            continue
         # A title and the ID metrics for each line of the row.
-        measured = [("together", row.id.metrics)] if row.members else []
-        for index, member in enumerate(row.members or ()):
+        measured = [("together", row.id.metrics)]
+        for index, member in enumerate(row.members):
             measured.append((f"member {index}", member.metrics))
         for title, metrics in measured:
             cells = [Cell(number(single_number(metrics.get(metric.key)), metric.digits)) for metric in ID_METRICS]
@@ -448,23 +472,28 @@ def cost_ratio(row: EvalRow) -> float | None:
 
 def heads_table(rows: Rows) -> Table:
     """Return the heads at each site (attention module) of every member that was pruned; without lines if none was."""
-    # By the name of the site, and by the name of the member: the marks of its heads.
-    kept_at: dict[str, dict[str, Cell]] = {}
+    # By the name of the site, and then by the name of the member: a cell with a mark for each head.
+    marks_at: dict[str, dict[str, Cell]] = {}
     for row in rows:
         sites = row.heads or ()
-        for member in range(max((len(site.kept) for site in sites), default=0)):
-            if all(len(site.kept_by(member)) == site.heads for site in sites):  # it was not pruned
+        members_of_row = max((len(site.kept) for site in sites), default=0)
+        for member in range(members_of_row):
+            has_all_heads = all(len(site.kept_by(member)) == site.heads for site in sites)
+            if has_all_heads:  # it was not pruned
                 continue
             name = shown_name(row.name)
             if row.members:
                 name += f", member {member}"
             for site in sites:
                 path = site.site if site.tower in (None, "main") else f"{site.tower}: {site.site}"
-                kept_at.setdefault(path, {})[name] = Cell(head_marks(site.heads, site.kept_by(member)))
+                marks_of_site = marks_at.setdefault(path, {})
+                marks_of_site[name] = Cell(head_marks(site.heads, site.kept_by(member)))
 
     # A line for each site, a column for each member; a dash where a member does not have the site.
-    members = distinct_entries(kept_at.values())
-    lines = [[Cell(path), *(cells.get(name, Cell("-")) for name in members)] for path, cells in kept_at.items()]
+    members = distinct_entries(marks_at.values())
+    lines = []
+    for path, marks_of_site in marks_at.items():
+        lines.append([Cell(path), *(marks_of_site.get(name, Cell("-")) for name in members)])
     return Table("", _heads("site", *members), lines, left=1 + len(members))
 
 
@@ -472,14 +501,18 @@ def heads_table(rows: Rows) -> Table:
 
 
 def corruption_means(rows: Rows) -> Table:
-    """Return the table of accuracy, Brier score and ECE by severity, means over the corruptions."""
+    """Return the table of accuracy, Brier score and ECE by severity, means over the corruptions.
+
+    Without lines if no row (model) was measured under corruptions.
+    """
     severities = sorted(distinct_entries(row.corruption_avg for row in rows))
     shown = []
     for metric in CORRUPTION_METRICS:
         for severity in severities:
             labelled = replace(metric, label=f"{metric.label} {severity}")
             shown.append(Column(("corruption_avg", severity), labelled))
-    return metric_table(rows if severities else [], shown, "Mean over the corruptions")
+    corrupted_rows = rows if severities else []
+    return metric_table(corrupted_rows, shown, "Mean over the corruptions")
 
 
 def corrupted_accuracy(rows: Rows) -> Table:
@@ -504,9 +537,10 @@ def corrupted_accuracy(rows: Rows) -> Table:
 
 
 def settings_table(rows: Rows) -> Table:
-    """Return the table of MC dropout, calibration, conformal sets and threshold, for rows that have them."""
+    """Return the table of MC dropout, calibration, conformal sets and threshold, a line for each that a row has."""
     lines = []
     for row in rows:
+        # Words for each of the four; empty for what the row (model) does not have.
         dropout = row.mc_dropout
         passes = f"{dropout.passes} passes, dropout rate {dropout.p}, seed {dropout.seed}" if dropout else ""
         threshold = row.threshold or MeasuredThreshold()  # without values if the row has none

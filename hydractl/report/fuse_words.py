@@ -7,12 +7,16 @@ from hydractl.report.texts import count_text
 
 
 def averaging_words(answer: FuseAnswer) -> str | None:
-    """Return words on what ``--merge auto`` decided, why, and at what cost; None if the user decided."""
+    """Return words on what ``--merge auto`` decided, why, and at what cost; None if the user decided.
+
+    It averages weights of the members unless these lie too far apart, or their answers would change too much.
+    """
     averaging = answer.averaging
     if averaging is None or averaging.asked != "auto":
         return None
     parts = ",".join(averaging.parts)
-    if not max(averaging.distance):
+    members_are_equal = max(averaging.distance) == 0
+    if members_are_equal:
         return f"--merge auto averages {parts}, which are equal in all members: nothing changes"
 
     if averaging.done:
@@ -25,7 +29,7 @@ def averaging_words(answer: FuseAnswer) -> str | None:
 
 
 def warning_of_averaging(answer: FuseAnswer) -> str | None:
-    """Return a warning of averaging that was asked for and harms; None if there is none."""
+    """Return a warning if weights were averaged, as the user asked, and that passes a limit; else None."""
     averaging = answer.averaging
     if averaging is None or not averaging.done or not averaging.harmful:
         return None

@@ -44,7 +44,10 @@ from hydractl.report.texts import (
 
 
 def finetune_table(answer: FinetuneAnswer, width: int) -> RenderableType:
-    """Return a finished training: learning rates that were tried, epochs, files of members, and the loss."""
+    """Return a finished training: learning rates that were tried, epochs, files of members, and the loss.
+
+    Learning rates, files and loss are left out if the answer does not have them.
+    """
     parts: list[RenderableType] = []
     if answer.grid:
         parts += [_trials_table(answer.grid, answer.lr), Text("")]
@@ -80,7 +83,10 @@ def finetunes_table(answer: FinetunesAnswer, width: int) -> RenderableType:
 
 
 def _member_cells(member: TrainedMember) -> list[str]:
-    """Return the cells of one of several trainings; its figures are those of the epoch whose weights were kept."""
+    """Return the cells of one of several trainings: name, seed, kept epoch, and the figures of that epoch.
+
+    They are dashes if the record does not hold that epoch.
+    """
     kept_number = member.kept_epoch or len(member.epochs)  # the last epoch if none was chosen
     nothing_known = EpochRecord()
     kept_epoch = next((epoch for epoch in member.epochs if epoch.epoch == kept_number), nothing_known)
@@ -149,7 +155,7 @@ def bench_table(answer: BenchAnswer, width: int) -> RenderableType:
     rows = answer.results
     parts: list[RenderableType] = []
     columns = ("", "ms", "samples\n/s", "time\nratio", "95 %\ninterval ", "mult-adds\nratio", "of\npeak")
-    # Rows stand by dtype and batch size, and times of equal ones can be compared.
+    # Rows (models) of one dtype and batch size stand together; their times can be compared, so they share a table.
     for _, group in groupby(rows, key=lambda row: (row.dtype, row.batch_size)):
         comparable = list(group)
         parts += [plain_table(_times_title(comparable), columns, list(map(_time_cells, comparable))), Text("")]
@@ -172,10 +178,10 @@ def planned_bench(plan: BenchAnswer, width: int) -> RenderableType:
 
 
 def _time_cells(row: BenchRow) -> list[str]:
-    """Return the cells of the times of one model: median in ms, samples a second, and the ratio to the first model.
+    """Return the cells of one model, for the columns of :func:`bench_table`.
 
-    Then the interval of that ratio (with a mark if the times are noisy), the ratio of mult-adds, and the share of the
-    peak that the machine can reach.
+    They are its name, the median time in ms, samples a second, the ratio of time to the first model, the interval of
+    that ratio (with a mark if the times are noisy), the ratio of mult-adds, and the share of the peak of the machine.
     """
     low, high = row.ratio_ci
     noise = _NOISY if row.noisy else " "
@@ -249,7 +255,8 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
     Of the sentences of the verdict it has the first one and those of :func:`in_brief`.
     """
     at_a_glance = glance(answer)
-    parts: list[RenderableType] = [Text(answer.verdict.lines[0], "bold")]
+    first_sentence = answer.verdict.lines[0]
+    parts: list[RenderableType] = [Text(first_sentence, "bold")]
     if at_a_glance is not None:
         parts += [Text(""), fitted(at_a_glance, width), Text("")]
     parts += map(Text, in_brief(answer))
@@ -258,7 +265,7 @@ def study_view(answer: StudyAnswer, width: int) -> RenderableType:
     parts.append(fact_table([*legend(answer, [*answer.rows, *answer.ruled_out]).items()]))
     for table in (study_table(answer), own_scores_table(answer), ruled_out_table(answer)):
         if table.rows:
-            heads = [(label.replace(" ", "\n"), "") for label, _ in table.heads]
+            heads = [(label.replace(" ", "\n"), "") for label, _ in table.heads]  # a word a line: narrower columns
             parts += [Text(""), fitted(replace(table, heads=heads), width)]
 
     if answer.next:
@@ -287,12 +294,13 @@ def _command_as_typed(words: Sequence[str], width: int) -> str:
         words: the words of the command.
         width: the width of the terminal in characters.
     """
-    lines = []
-    line = ""
+    finished_lines = []
+    line = ""  # the line that is being filled; all but the first are indented by four spaces
     for word in map(shlex.quote, words):
         width_with_word = len(line) + len(word) + 3  # a space before the word, and " \" at the end
-        if line.strip() and width_with_word > width:
-            lines.append(line)
+        has_words = bool(line.strip())
+        if has_words and width_with_word > width:
+            finished_lines.append(line)
             line = "   "
         line += f" {word}" if line else word
-    return " \\\n".join([*lines, line])
+    return " \\\n".join([*finished_lines, line])

@@ -70,7 +70,7 @@ _FIGURES: Mapping[str, str] = {
 
 
 def _cells(measured: Record, keys: Iterable[str]) -> list[str]:
-    """Return the metrics with these keys as cells; a dash for what was not measured."""
+    """Return the metrics with these keys, such as ``id.nll``, as text; a dash for what was not measured."""
     cells = []
     for key in keys:
         place, _, metric = key.partition(".")
@@ -83,7 +83,7 @@ def glance(study: StudyAnswer) -> Table | None:
 
     A line for each figure has it before and after, and the paired difference with a word for it, such as ``better``.
     """
-    # The row (model) to use, its figures before and after, and the differences by metric.
+    # The one row (model) to use, its figures before and after, and the differences by metric.
     (used,) = (row for row in study.rows if row.used)
     before, after = study.baseline, used.test
     findings = {finding.metric: finding for finding in study.verdict.against_baseline}
@@ -91,8 +91,9 @@ def glance(study: StudyAnswer) -> Table | None:
     if is_single and used.score == before.ood_score:
         return None
 
-    # Figures without a difference: a model has the same accuracy under any score. What was measured of neither has no
-    # line.
+    # A line for each figure: its title, the figure before and after, and the difference. Without a finding that is
+    # empty, or "the same" for a model beside itself, which has the same accuracy under any score. A figure that was
+    # measured of neither has no line.
     without_finding = Cell("the same" if is_single else "")
     lines = []
     for title, key in _AT_A_GLANCE.items():
@@ -101,7 +102,8 @@ def glance(study: StudyAnswer) -> Table | None:
         if key in findings:
             low, high = findings[key].ci
             change = Cell(f"{findings[key].kind}, {signed_number(findings[key].value)}", ends=(low, high), signed=True)
-        if values != ["-", "-"]:
+        is_measured = values != ["-", "-"]
+        if is_measured:
             lines.append([Cell(title), *map(Cell, values), change])
     titles = ["test data", "now (MSP)", f"{used.name}, {used.score}", "difference"]
     return Table("", [(title, "") for title in titles], [*lines, *_cost_lines(study, used)])
@@ -117,7 +119,7 @@ def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
     lines = [("mult-adds ratio", "1.00", Cell(number(used.mac_ratio, 2)))]
     memory_of_single: dict[int, int | None] = {}
     for timed in study.timed:
-        if timed.model == study.rows[0].name:  # it stands before the other row of its batch size
+        if timed.model == study.rows[0].name:  # the single model, which stands before the other one of its batch size
             memory_of_single[timed.batch_size] = timed.peak_memory_bytes
             continue
         low, high = timed.ratio_ci
@@ -137,7 +139,10 @@ def in_brief(study: StudyAnswer) -> list[str]:
 
 
 def _flagged(study: StudyAnswer) -> list[str]:
-    """Return the sentence on the share of each test set that the threshold of ``best.st`` flags; empty without one."""
+    """Return a list of one sentence: the share of each test set that the threshold of ``best.st`` flags as OOD.
+
+    Empty if no threshold was measured.
+    """
     threshold = study.use.threshold
     if threshold is None or threshold.id_flagged is None:
         return []
@@ -186,14 +191,19 @@ def next_steps(study: StudyAnswer) -> dict[str, list[str]]:
 
 
 def results_table(study: StudyAnswer, rows: Sequence[EvalRow]) -> Table:
-    """Return the table of a page: first the single model as it is now, then every row; the one to use says so."""
-    # With MSP the single model costs what it costs with its score. Its name says MSP, and no note has to.
+    """Return the table of a page: first the single model with MSP, as it is now, then every row (model).
+
+    The one to use is called recommended.
+    """
+    # A copy of the first row, the single model, with the figures of MSP. It has the costs of that row, and its OOD
+    # score, so that no note says that scores differ: the name says MSP.
     single = rows[0]
     figures = {**dict(study.baseline), "ci": study.baseline_ci, "ood_score": single.ood_score}
-    shown = [single.model_copy(update={**figures, "name": _NOW})]
+    now = single.model_copy(update={**figures, "name": _NOW})
+    shown = [now]
     for row in rows:
-        said = " (recommended)" if row.name == study.use.row else ""
-        shown.append(row.model_copy(update={"name": f"{row.name}{said}"}))
+        remark = " (recommended)" if row.name == study.use.row else ""
+        shown.append(row.model_copy(update={"name": f"{row.name}{remark}"}))
     return glance_table(shown)
 
 
@@ -236,12 +246,12 @@ def legend(study: StudyAnswer, rows: Iterable[AnyRowRecord]) -> dict[str, str]:
 
     Models of one kind, such as whole-avg@12 and whole-avg@24, have one entry: whole-avg@N.
     """
-    names = {}
+    name_of_kind = {}
     for row in rows:
         kind, at, _ = row.name.partition("@")
-        names[kind] = f"{kind}@N" if at else kind
+        name_of_kind[kind] = f"{kind}@N" if at else kind
     # In the order of the explanations, as some speak of the one before.
-    terms = {names[kind]: words for kind, words in _MADE_OF.items() if kind in names}
+    terms = {name_of_kind[kind]: words for kind, words in _MADE_OF.items() if kind in name_of_kind}
     if study.common_score in _SCORES:
         terms[study.common_score] = _SCORES[study.common_score]
     terms |= _FIGURES

@@ -96,25 +96,30 @@ def fitted(shown: Table, width: int) -> Group:
     A table that is too wide is split into parts of as many columns as fit, below each other, with shorter names. If
     nothing fits, it has one column in each part, and the shortest names.
     """
-    # Try one part, then two and so on; in each number of parts longer names first.
-    others = len(shown.heads) - shown.names
-    drawn: list[RichTable] = []
-    for parts in range(1, others + 1):
-        columns = math.ceil(others / parts)
+    # Try one part, then two and so on; in each number of parts longer names first. The columns of names stand in every
+    # part, the other columns are shared out: 7 of them in 3 parts are 3, 3 and 1.
+    other_columns = len(shown.heads) - shown.names
+    drawn_parts: list[RichTable] = []
+    for parts in range(1, other_columns + 1):
+        columns_of_part = math.ceil(other_columns / parts)
         for letters in _LETTERS_OF_NAME:
             short = _with_short_names(shown, letters)
-            drawn = []
-            for start in range(shown.names, len(shown.heads), columns):
-                part = _some_columns(short, start, start + columns)
-                drawn.append(_rich_table(part))
-            if max(map(needed_width, drawn)) <= width:
-                return Group(*drawn)
-    return Group(*drawn)
+            drawn_parts = []
+            for start in range(shown.names, len(shown.heads), columns_of_part):
+                part = _some_columns(short, start, start + columns_of_part)
+                drawn_parts.append(_rich_table(part))
+            if max(map(needed_width, drawn_parts)) <= width:
+                return Group(*drawn_parts)
+    return Group(*drawn_parts)  # nothing fits: the last try
 
 
 def _some_columns(shown: Table, start: int, stop: int) -> Table:
-    """Return the columns of names and those from ``start`` to ``stop``; only the first part has the title."""
-    title = shown.title if start == shown.names else ""
+    """Return a part of a table: its columns of names, and those from index ``start`` up to ``stop`` (exclusive).
+
+    Only the first part, whose columns follow right behind the names, has the title.
+    """
+    is_first_part = start == shown.names
+    title = shown.title if is_first_part else ""
     heads = [*shown.heads[: shown.names], *shown.heads[start:stop]]
     rows = [[*row[: shown.names], *row[start:stop]] for row in shown.rows]
     return replace(shown, title=title, heads=heads, rows=rows)
@@ -122,7 +127,7 @@ def _some_columns(shown: Table, start: int, stop: int) -> Table:
 
 def _with_short_names(shown: Table, letters: int) -> Table:
     """Return a table whose names (its first columns) have at most this many letters, and still differ."""
-    rows = [list(row) for row in shown.rows]
+    rows = [list(row) for row in shown.rows]  # copies, whose first cells are replaced
     for column in range(shown.names):
         names = list(dict.fromkeys(row[column].text for row in rows))
         short_name = dict(zip(names, drawn_names(names, letters), strict=True))
@@ -135,15 +140,16 @@ def _rich_table(shown: Table) -> RichTable:
     """Return a table for the terminal, without lines; columns that hold only dashes are left out."""
     drawn = RichTable(title=shown.title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     drawn.min_width = min(len(shown.title), _WIDEST_TITLE)  # rich would wrap a title at the width of its table
-    known = []  # the indices of the columns that are drawn
+    drawn_columns = []  # their indices
     for index, (label, _) in enumerate(shown.heads):
-        if shown.rows and all(row[index].text == UNKNOWN for row in shown.rows):
+        has_only_dashes = all(row[index].text == UNKNOWN for row in shown.rows)
+        if shown.rows and has_only_dashes:
             continue
-        known.append(index)
+        drawn_columns.append(index)
         is_text = index < shown.left
         drawn.add_column(label, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in shown.rows:
-        drawn.add_row(*[_cell_text(row[index]) for index in known])
+        drawn.add_row(*[_cell_text(row[index]) for index in drawn_columns])
     return drawn
 
 

@@ -125,7 +125,7 @@ def _prune_view(answer: PruneAnswer, width: int) -> RenderableType:
 
 
 def _fuse_view(answer: FuseAnswer, width: int) -> RenderableType:
-    """Return the members, how they are fused, and what that saves."""
+    """Return the answer of ``fuse``: a table of the members, facts on how they are fused, and what that saves."""
     # How many parameters are averaged, are equal in all members, and belong to each member alone.
     counts = {name: f"{count_text(count)} parameters" for name, count in answer.parameters.items()}
     facts = [("averaged", f"{', '.join(answer.merge) or 'nothing'} ({counts['averaged']})")]
@@ -238,10 +238,10 @@ def _circuit_view(answer: CircuitAnswer, width: int) -> RenderableType:
     cells = {}
     for site, heads in answer.sites.items():
         # Without a mask for the site, the search begins with all of its heads.
-        at_start = start[site].kept if site in start else range(heads)
+        heads_at_start = start[site].kept if site in start else range(heads)
         cells[site] = [UNKNOWN] * heads
-        for head in at_start:
-            cells[site][head] = step_of_head.get((site, head), KEPT)
+        for head in heads_at_start:
+            cells[site][head] = step_of_head.get((site, head), KEPT)  # a head that no step removed is kept
     return _spaced([Group(Text(said), _heads_table("", cells, width)), steps])
 
 
@@ -249,7 +249,7 @@ def _steps_table(answer: CircuitAnswer) -> Table:
     """Return the table of score, accuracy and AUROC before the first removal of a search and after each removal."""
     rows = []
     if answer.base is not None:
-        rows.append(["0", "-", "-", *_step_figures(answer.base)])
+        rows.append(["0", "-", "-", *_step_figures(answer.base)])  # step 0 removes nothing
     for removal in answer.removed:
         rows.append([str(removal.step), removal.site, str(removal.head), *_step_figures(removal)])
     columns = ("step", "removed at", "head", "score", "accuracy", "auroc")
@@ -330,7 +330,7 @@ def _kept_map(sites: Sequence[KeptSite]) -> Iterator[Text]:
 
 
 def _shortened_facts(values: Mapping[str, object]) -> list[Fact]:
-    """Return the names and values in a file as facts: only the first ones if they are many, and long values cut.
+    """Return the names and values in a file as facts: at most 200 of them, and values of at most 1000 characters.
 
     A file may come from anywhere and hold anything, so its output must be limited.
     """
@@ -447,7 +447,10 @@ def _prediction_facts(answer: PredictAnswer) -> list[Fact]:
 
 
 def _most_frequent_classes(answer: PredictAnswer) -> str:
-    """Return the classes that were predicted most often, with their counts, and how many more classes there are."""
+    """Return the classes that were predicted most often, with their counts, and how many more classes there are.
+
+    For example ``cat: 12, dog: 7 and so on``; ``nothing`` without predictions.
+    """
     words = [f"{entry.label}: {count_text(entry.n)}" for entry in answer.classes[:_MOST_CLASSES]]
     left_out = len(answer.classes) - len(words)
     if left_out:

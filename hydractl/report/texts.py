@@ -16,7 +16,7 @@ _MOST_DIGITS = 12
 
 
 def number(value: float | int | None, digits: int = 4) -> str:
-    """Return a fraction or a small quantity as text; a dash for None.
+    """Return a fraction or a small quantity as text, such as ``0.1234``, ``123.4`` or ``0.000012``; a dash for None.
 
     Args:
         value: the number.
@@ -131,9 +131,9 @@ def shown_name(name: str) -> str:
 
 
 def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
-    """Return names that are visible, at most ``width`` characters long, and still different from each other.
+    """Return names to show: without unseen characters, at most ``width`` characters long, and still different.
 
-    Long names are cut on their left. If two names become equal by that, all names are numbered.
+    Long names are cut on their left, ``…0.attn``. If two names become equal by that, all are numbered: ``0 …attn``.
 
     Args:
         names: the names, e.g. "blocks.0.attn" and "blocks.1.attn".
@@ -141,7 +141,8 @@ def drawn_names(names: Sequence[str], width: int = 28) -> list[str]:
     """
     visible_names = [clean(name) for name in names]
     cut_names = [_end_of(name, width) for name in visible_names]
-    if len(set(cut_names)) == len(set(visible_names)):
+    all_still_differ = len(set(cut_names)) == len(set(visible_names))
+    if all_still_differ:
         return cut_names
     numbered = []
     for index, name in enumerate(visible_names):
