@@ -36,6 +36,9 @@ class Values:
 def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, tasks: Sequence[int] = (0,)) -> Values:
     """Return the OOD scores, the number of correct samples and the NLL of one batch, computed in float64.
 
+    The NLL (-log p of the label) is counted in whole units, so that sums do not depend on the order of addition. OOD
+    samples, which have no labels, have only OOD scores.
+
     Args:
         logits: ``[B, classes]``.
         labels: ``[B]``, or None for OOD samples.
@@ -128,7 +131,9 @@ class Tally:
         self._pairs = [PairCount() for _ in shares]
 
     def add(self, batch: int, values: Values) -> None:
-        """Count one batch, which must be new, for each task that its samples belong to.
+        """Add the results of one batch, which must be new, to the counts of each task that its samples belong to.
+
+        A task is an ID set with the OOD set it is measured against; two tasks may share a set.
 
         Args:
             batch: the index of the batch.

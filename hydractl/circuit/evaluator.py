@@ -323,13 +323,13 @@ class Evaluator:
 
     def _logits_from_reads(self, batch: int, read: Tensor, classes: Tensor | None) -> Tensor:
         """Return the logits ``[B, classes]`` of one batch, only the columns of the classes of its tasks."""
-        # The outputs of the only member, [1, ...] each, in the order of the towers: samples first.
+        # The outputs of the only member, [1, ...] each, in the order of the towers: samples first, then labels.
         outputs = [read[None]]
         if classes is not None:
             outputs.append(classes[None])
         logits = self.model.logits(outputs)  # [1, B, all classes]
         only_member = logits[0]
-        first, end = self.batches[batch].columns
+        first, end = self.batches[batch].columns  # the classes of the batch's tasks; an end of None: all
         return only_member[:, first:end]
 
     def _remove_from_towers(self, removed: Sequence[CandidateHead]) -> None:

@@ -129,7 +129,7 @@ def quantity(name: str, logits: Tensor, labels: Tensor | None, ood_score: str) -
         nearly_linear_score = _NEARLY_LINEAR[ood_score]
         return nearly_linear_score(logits)
 
-    # The other quantities compare the label with the other classes.
+    # The other quantities compare the logit of the label with those of the other classes.
     assert labels is not None
     label_column = labels[:, None]  # [B, 1]
     others = logits.scatter(1, label_column, -torch.inf)  # [B, classes], -inf at the label, which then never counts

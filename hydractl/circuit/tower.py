@@ -228,6 +228,10 @@ class SearchedTower:
     def _observed(self, index: int, state: State) -> tuple[State, Tensor, Tensor]:
         """Run one block of the current model, and return the state after it with what its attention computes.
 
+        Args:
+            index: the index of the block in this tower.
+            state: the state before the block.
+
         Returns:
             The state after the block; the concatenated outputs of the heads, ``[B, queries, heads * head_dim]``; and
             the output of the attention, ``[B, queries, d_model]``.
@@ -319,7 +323,7 @@ class BlockCost:
         )
 
     def mult_adds(self, tokens: int, queries: int, heads: int) -> float:
-        """Return the mult-adds of the whole block for one sample.
+        """Return the mult-adds (multiplications with an addition) of the whole block for one sample.
 
         With t tokens, q queries, width w = heads * head_dim, key width k, d = d_model and W windows, they are 2 q d w
         (queries and outputs) + 2 t d k (keys and values) + 2 q t w / W (attention), and those of all other layers.

@@ -157,8 +157,15 @@ def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     """Return what a safetensors file holds, from its header.
 
-    Tensors that are stored beside the weights, such as statistics, are not counted. What else is shown depends on the
-    schema in the metadata of the file; a file of another program has no schema.
+    That is its size and its weights; tensors that are stored beside the weights, such as statistics, are not counted.
+    What else is shown depends on the schema in the metadata of the file:
+
+    =====================  ==============================================
+    none                   how a file of another program is opened
+    predictions            the model, and the data sets
+    unfinished training    how far it has come
+    any other              the model that the file describes
+    =====================  ==============================================
     """
     # The size of the file, and its weights.
     weights = []
@@ -175,8 +182,7 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
         **_tensor_facts(path, weights),
     )
 
-    # What else is shown: how a file of another program is opened; else the facts of predictions, an unfinished
-    # training, or a model.
+    # What the schema decides.
     if description is None:
         from hydractl.model.source import arch_hint
 

@@ -243,7 +243,7 @@ def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:
 def model_batches(
     model: HydraModel, dataset: Dataset, batch_size: int, workers: int | None
 ) -> Iterator[tuple[Any, Batch]]:
-    """Yield batches of samples: first the inputs as the model takes them (on its device, in its dtype), then the batch.
+    """Yield pairs of the inputs of a batch, on the model's device and in its dtype, and the batch with its labels.
 
     Args:
         model: the model.

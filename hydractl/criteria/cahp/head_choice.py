@@ -180,8 +180,10 @@ def split_by_class(labels: Ints, random: np.random.Generator) -> npt.NDArray[np.
 def chosen_samples(batches: Batches, chosen: npt.NDArray[np.bool_]) -> list[tuple[Any, Tensor]]:
     """Return batches with only the samples that a mask marks; batches of which nothing is left are dropped.
 
+    E.g. of two batches of 2 samples the mask [1, 0, 0, 0] leaves one batch of 1 sample.
+
     Args:
-        batches: the samples.
+        batches: the samples, as inputs and labels.
         chosen: a mask ``[N]`` over the samples of all batches, in their order.
     """
     smaller_batches: list[tuple[Any, Tensor]] = []
@@ -321,7 +323,12 @@ def _outputs_of_heads(
 
 
 def _mean_at_tokens(joined: Tensor, positions: Tensor | None) -> Tensor:
-    """Return the mean of ``[B, T, D]`` over some tokens of each sample (None: all tokens), ``[B, D]``."""
+    """Return the mean over some tokens of each sample, ``[B, D]``.
+
+    Args:
+        joined: ``[B, T, D]``.
+        positions: the indices of the tokens, ``[B, tokens]``; None for all tokens.
+    """
     if positions is None:
         return joined.mean(dim=1)
     width = joined.shape[2]
@@ -508,7 +515,7 @@ def _only(model: ScoredModel, heads: Sequence[HeadPlace], members: set[int]) -> 
 
 @torch.inference_mode()
 def count_correct(model: ScoredModel, batches: Batches) -> int:
-    """Return the number of samples that a model with one member classifies right.
+    """Return the number of samples that a model with one member classifies right, with the gates its heads have now.
 
     Raises:
         NonFiniteError: a logit is not finite.
