@@ -58,8 +58,7 @@ def _failure(requirement: Requirement, name: str, values: Values) -> str | None:
     value = value_at(values, key)
     if value is MISSING:
         return f"{row} has no {key}"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)  # bool is a subclass of int
-    if not is_number:
+    if isinstance(value, bool) or not isinstance(value, int | float):  # bool is a subclass of int
         return f"{key} of {row} is {value!r}, not a number"
     if requirement.holds(value):
         return None
