@@ -48,7 +48,12 @@ class Site:
     def key_heads(self, kept: Sequence[int]) -> tuple[int, ...] | None:
         """Return for each kept head the index of its keys and values; None if every head has its own.
 
-        The indices count only the heads of keys and values that kept heads use, in the order of first use.
+        With grouped-query attention, ``sharing`` neighbouring heads use the same keys and values. Those that no kept
+        head uses are not counted, and the others are numbered in the order of first use. E.g. with two heads to each
+        and the heads 2, 3, 5 kept: (0, 0, 1).
+
+        Args:
+            kept: the kept heads, by their numbers before any pruning.
         """
         if self.sharing == 1:
             return None
@@ -106,7 +111,7 @@ class HeadMask:
         return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
-        """Return this mask at some of its sites only, in model order."""
+        """Return this mask with some of its sites (attention modules) only, in model order; other paths are ignored."""
         wanted = set(paths)
         heads = {}
         kept = {}
@@ -128,7 +133,7 @@ class HeadMask:
 
     @property
     def removed_heads(self) -> list[Head]:
-        """All removed heads in model order."""
+        """All removed heads in model order, as (path of the site, index of the head)."""
         removed: list[Head] = []
         for path, count in self.heads.items():
             kept = set(self.kept[path])
@@ -153,9 +158,10 @@ class HeadMask:
         """Return the mask as the JSON object ``hydractl.mask/1``.
 
         Args:
-            arch: the architecture of the model; left out if None, like ``source``.
-            source: how the mask was made.
-            seen: entries of :mod:`hydractl.files.fingerprints` for data that had an influence; left out if empty.
+            arch: the name of the model's architecture; left out if None.
+            source: how the mask was made; left out if None.
+            seen: the data that had an influence on the mask, as entries of :mod:`hydractl.files.fingerprints`; left out
+                if empty.
         """
         sites: dict[str, object] = {}
         for path, count in self.heads.items():
@@ -186,7 +192,10 @@ class HeadScores:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
-        """Return the scores as the JSON object ``hydractl.scores/1``."""
+        """Return the scores as the JSON object ``hydractl.scores/1``: for each site a list with a number for each head.
+
+        A head that was already removed has the score ``-inf`` here, and None (``null``) there.
+        """
         sites: dict[str, list[float | None]] = {}
         for path, scores in self.scores.items():
             values: list[float | None] = []

@@ -57,9 +57,10 @@ class Relative:
         return at_positions.transpose(0, 1)  # [B, n, q, T]
 
     def compared(self, q: Tensor, k: Tensor, queries: Tensor | None, keys: Tensor | None) -> Tensor:
-        """Return what the distances of tokens add to attention scores, ``[B, n, q, T]``, scaled.
+        """Return what the distances of tokens add to the attention scores of n heads, ``[B, n, q, T]``, scaled.
 
-        Let token i have the query q_i, token j the key k_j, and their distance d the query Q_d and the key K_d. To the
+        The scores are those of q query tokens with all T tokens. Let token i have the query q_i, token j the key k_j,
+        and their distance d the query Q_d and the key K_d. To the
         score q_i . k_j two terms are added: q_i . K_d (does the query fit the distance?) and k_j . Q_d (does the key?).
 
         Args:
@@ -91,17 +92,17 @@ class Relative:
         return total * head_dim**-0.5
 
     def masked(self, mask: Tensor | None, added: Tensor, samples: int) -> Tensor:
-        """Return attention terms with the masks of windows and the attention mask added.
+        """Return the terms that are added to attention scores, ``[1 or B, n, q, T]``, with both kinds of masks added.
+
+        These are the masks of windows, into which some models cut each sample, and the attention mask of the tokens. If
+        samples are cut into windows, B is the number of all windows.
 
         Args:
-            mask: True where a token is seen, or numbers to add; None for no mask.
-            added: the terms, ``[1 or B, n, q, T]``.
-            samples: the number of samples, or of windows if samples were cut into windows.
-
-        Returns:
-            The terms in their dtype, ``[1 or B, n, q, T]``; with windows, B is the number of windows.
+            mask: the attention mask: True where a token may be attended to, or numbers to add; None for no mask.
+            added: the terms without masks, ``[1 or B, n, q, T]``.
+            samples: B: the number of samples, or of all windows.
         """
-        # The windows of one sample follow each other, so repeat the masks of one sample's windows for all samples.
+        # B windows are those of B / W samples, one sample after another: repeat the masks of one sample for each.
         if self.windows is not None:
             windows = self.windows[:, None].to(added.dtype)  # [W, 1, T, T]
             added = added + windows  # [W, n, T, T]

@@ -28,15 +28,13 @@ class Rotary:
     neighbours: bool
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Return queries or keys rotated by the angles of their tokens.
+        """Return queries or keys rotated by the angles of their tokens, in the same shape and dtype.
 
-        Two dimensions (a, b) with the angle t become (a cos t - b sin t, b cos t + a sin t).
+        Dimensions rotate in pairs: (a, b) with the angle t becomes (a cos t - b sin t, b cos t + a sin t). Only the
+        first ``width`` dimensions of a head rotate, as many as there are angles; the others stay as they are.
 
         Args:
-            heads: queries or keys, ``[B, h, T, head_dim]``; of each head only the first ``width`` dimensions rotate.
-
-        Returns:
-            The same shape and dtype; computed in the dtype of the angles.
+            heads: queries or keys, ``[B, h, T, head_dim]``.
         """
         rotated_dims = self.cos.shape[-1]
         other_dims = heads.shape[-1] - rotated_dims
@@ -59,13 +57,10 @@ class Rotary:
         return torch.cat([rotated, others], dim=-1)
 
     def at(self, positions: Tensor) -> Rotary:
-        """Return the angles of some tokens of every sample.
+        """Return the angles of some tokens only, which may be other ones in each sample.
 
         Args:
-            positions: the indices of the tokens, ``[B, q]``.
-
-        Returns:
-            Angles of q tokens for each of the B samples.
+            positions: the indices of q tokens for each of the B samples, ``[B, q]``.
         """
         samples = positions.shape[0]  # not len(): during an export, the batch size is a symbol
         width = self.cos.shape[-1]

@@ -11,7 +11,7 @@ from hydractl.heads.mask import Head, HeadMask, HeadScores, Ranking, Site
 
 
 def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict[str, int]:
-    """Return the number of heads to remove at each site, by its path, for a budget per site.
+    """Return the number of heads to remove at each site (attention module), by its path, for a budget per site.
 
     E.g. for sites of 12 and 3 heads, ``keep`` 4 removes 8 and 0, and ``remove`` 2 removes 2 of each.
 
@@ -39,7 +39,7 @@ def site_budget(present: HeadMask, keep: int | None, remove: int | None) -> dict
 def total_budget(present: HeadMask, keep: int | None, remove: int | None, option: str = "--remove") -> int:
     """Return the total number of heads to remove, from ``keep`` as a mean per site or from ``remove`` as a total.
 
-    E.g. for 12 sites with 144 heads in all, ``keep`` 10 removes 144 - 10 * 12 = 24.
+    A site is an attention module. E.g. for 12 sites with 144 heads in all, ``keep`` 10 removes 144 - 10 * 12 = 24.
 
     Args:
         present: the heads that the model still has.
@@ -73,7 +73,13 @@ def lowest(scores: HeadScores, heads: Iterable[Head]) -> list[Head]:
 
 
 def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, int]) -> HeadMask:
-    """Return the mask without the least important heads of each site, as many as the budget of the site says."""
+    """Return the mask without the least important heads of each site (attention module).
+
+    Args:
+        scores: the importance of each head.
+        present: the heads that the model still has.
+        budget: how many heads to remove at each site, by its path.
+    """
     removed: list[Head] = []
     for path, kept in present.kept.items():
         least_important_first = lowest(scores, [(path, number) for number in kept])
@@ -84,7 +90,10 @@ def select_per_site(scores: HeadScores, present: HeadMask, budget: Mapping[str, 
 def select_global(
     order: Sequence[Head], present: HeadMask, count: int, fixed: Mapping[str, tuple[int, ...]]
 ) -> HeadMask:
-    """Return the mask with ``count`` heads removed in all: those that ``fixed`` lacks, then the first of ``order``.
+    """Return the mask with ``count`` heads removed in all.
+
+    A site is an attention module. At the sites of ``fixed``, exactly the heads that it lacks are removed, which uses up
+    some of the count. The rest are the first heads of ``order`` at the other sites.
 
     Args:
         order: heads, the first to be removed first.
@@ -106,7 +115,7 @@ def select_global(
             hint="share fewer sites or remove more heads",
         )
 
-    # Remove the rest at the other sites, the first of the order first.
+    # Remove the rest at the other sites, skipping heads that are gone already.
     still_there = set(mask.kept_heads)
     candidates = []
     for path, head in order:
@@ -121,7 +130,13 @@ def select_global(
 
 
 def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> HeadMask:
-    """Return ``present`` with the kept heads of ``fixed`` at fixed sites; heads that are gone stay removed."""
+    """Return the mask ``present`` with the heads removed that ``fixed`` does not keep.
+
+    Args:
+        present: the heads that the model still has.
+        fixed: for some sites (attention modules), by path, the heads to keep; other sites stay as they are. A head that
+            the model no longer has is not brought back.
+    """
     kept = {}
     for path, heads in present.kept.items():
         kept[path] = heads
@@ -132,7 +147,10 @@ def apply_fixed(present: HeadMask, fixed: Mapping[str, tuple[int, ...]]) -> Head
 
 
 def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
-    """Return the paths of the first ``count`` sites of each tower, and the number of sites of the smallest tower."""
+    """Return the paths of the first ``count`` sites of each tower, and the number of sites of the smallest tower.
+
+    A site is an attention module. A tower is a stack of them: an image or a text encoder; a CLIP has one of each.
+    """
     paths_by_tower: dict[str, list[str]] = {}
     for site in sites:
         paths_by_tower.setdefault(site.tower, []).append(site.path)
@@ -147,6 +165,8 @@ def leading_sites(sites: Sequence[Site], count: int) -> tuple[list[str], int]:
 def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str, tuple[int, ...]]:
     """Return the kept heads of ``mask`` at the first ``count`` sites of each tower, by the path of the site.
 
+    A site is an attention module. A tower is a stack of them: an image or a text encoder; a CLIP has one of each.
+
     Raises:
         UsageError: a tower has fewer sites.
     """
@@ -158,10 +178,9 @@ def shared_sites(sites: Sequence[Site], mask: HeadMask, count: int) -> dict[str,
 
 
 def sample_ranking(ranking: Ranking, first: int, count: int, seed: int) -> list[Head]:
-    """Draw ``count`` heads without replacement from the first ``first`` of a ranking (paper B.5: 48 of 100).
+    """Return ``count`` heads, drawn without replacement from the first ``first`` of a ranking, in its order.
 
-    Returns:
-        The heads in the order of the ranking.
+    The paper (B.5) draws 48 of the first 100.
 
     Raises:
         UsageError: the ranking has fewer heads, or more are to be drawn than it may draw from.

@@ -146,11 +146,13 @@ class HeadWeights:
             key_heads: for each head of the new block, the index of the key head that it uses; None if each has its own.
                 Heads that have the same index must have equal keys and values.
         """
-        # There may be fewer key heads than heads: take each from the first head that uses it, `users.index(key)`.
-        users = key_heads or ()
-        sources_of_keys = []  # for each key head of the new block: a block, and the index of the key head there
-        for key in sorted(set(users)):
-            weights, position = heads[users.index(key)]
+        # Where to take each key head of the new block from: the first head that uses it tells the block, and the index
+        # of the key head there. E.g. for `key_heads` [0, 0, 1] these are the heads 0 and 2.
+        key_of_each_head = key_heads or ()
+        sources_of_keys = []
+        for key in sorted(set(key_of_each_head)):
+            first_user = key_of_each_head.index(key)
+            weights, position = heads[first_user]
             if weights.key_heads is not None:
                 sources_of_keys.append((weights, weights.key_heads[position]))
         if not sources_of_keys:  # no block shares keys and values, so each head has its own

@@ -64,12 +64,13 @@ def read_ensemble(text: str) -> MethodOptions:
 def ensemble_help() -> list[tuple[str, str]]:
     """Return the help of ``--ensemble``: for each kind how it is written, and its summary followed by the defaults.
 
-    A line is e.g. ("packed:M,ALPHA[,GAMMA]", "... [default: GAMMA 1]").
+    E.g. ("packed:M,ALPHA[,GAMMA]", "Train M narrow networks ... [default: GAMMA 1]"), where M, ALPHA and GAMMA are the
+    names of the arguments in help texts (metavars).
     """
     lines = []
     for options in ensemble_kinds().values():
         defaults = []
-        # List the defaults that are numbers; an argument that must be given has none.
+        # List the defaults. An argument that must be given has none (MISSING), and None is not shown.
         for field in fields_in_order(options):
             if field.default in (dataclasses.MISSING, None):
                 continue

@@ -99,7 +99,10 @@ class MethodOptions:
                 declared.check(declared.metavar, value)
 
     def __str__(self) -> str:
-        """Return the text after ``--ensemble``, e.g. ``packed:3,2``, without trailing arguments that have defaults."""
+        """Return the text after ``--ensemble``: the kind and its arguments, e.g. ``packed:3,2``.
+
+        Arguments at the end that have their defaults are left out.
+        """
         fields = fields_in_order(type(self))
 
         # Drop arguments from the end as long as they have their defaults; one before another value must stay, as
@@ -241,7 +244,10 @@ class TogetherOptions(MethodOptions):
         return maker
 
     def conflicts(self, request: FinetuneRequest) -> list[str]:
-        """Return a sentence for each option that conflicts with training several members together."""
+        """Return a sentence for each option of ``finetune`` that conflicts with training members together.
+
+        Empty if nothing does. The sentence says where ``--ensemble`` was set, if not on the command line.
+        """
         option = f"--ensemble {self.kind}{request.where('ensemble')}"
         problems = []
         if request.loss == "contrastive":
@@ -257,12 +263,15 @@ class TogetherOptions(MethodOptions):
 
 
 def shape_of(options: type[MethodOptions]) -> str:
-    """Return the kind and its arguments as the help shows them: ``packed:M,ALPHA[,GAMMA]``."""
+    """Return the kind and its arguments as the help shows them: ``packed:M,ALPHA[,GAMMA]``.
+
+    Arguments with defaults stand in brackets, each inside the brackets of the one before: ``kind[:A[,B]]``.
+    """
     shape = options.kind
     separator = ":"
     brackets = 0
     for field in fields_in_order(options):
-        # Optional arguments open a bracket; all brackets are closed at the end.
+        # An argument with a default opens a bracket; all brackets are closed at the end.
         if field.default is not dataclasses.MISSING:
             shape += "["
             brackets += 1

@@ -52,7 +52,7 @@ def added_names(model: HydraModel) -> set[str]:
 
 
 def remove_idle(model: HydraModel) -> None:
-    """Remove each parametrisation in which nothing is trained, and restore the original weight.
+    """Remove each parametrisation in which nothing is trained, in place, and restore the original weight.
 
     A parametrisation computes a weight from others, e.g. W + B A of a low-rank adapter (LoRA) with trained A and B.
     """

@@ -69,12 +69,19 @@ class StateFile:
     def __init__(
         self, path: Path, fingerprint: Mapping[str, object], environment: Mapping[str, object], every: str = "1"
     ) -> None:
-        """Set up when to save: ``every`` is a number of steps (``100``), or a time (``30s``, ``10m`` or ``2h``)."""
+        """Note the file of an unfinished run, and when to save into it; nothing is written yet.
+
+        Args:
+            path: the file.
+            fingerprint: the settings that identify the training; a saved run with others is refused.
+            environment: versions and hardware, which may change the rounding; a saved run with others gives a warning.
+            every: when to save: a number of steps (``100``), or a time (``30s``, ``10m`` or ``2h``).
+        """
         self.path = path
         self.fingerprint = dict(fingerprint)
         self.environment = dict(environment)
         self._seconds = 0
-        self._steps: int | None = None  # None: by time
+        self._steps: int | None = None  # None: save by time, every `_seconds`
         unit = every[-1]
         if unit in _UNIT_SECONDS:
             self._seconds = int(every[:-1]) * _UNIT_SECONDS[unit]
@@ -93,9 +100,18 @@ class StateFile:
         return self.path.exists()
 
     def begin(self, log: Log, *, resume: bool, force: bool) -> Saved | None:
-        """Return the saved run to resume, or None for a new run. Call it while the output is claimed.
+        """Return the saved run to resume, or None for a new run.
 
-        For a new run, a saved run is removed, if ``force`` allows it.
+        ==============  ==========  ======================================================
+        a run is saved  ``resume``  what comes back
+        ==============  ==========  ======================================================
+        yes             yes         it is returned
+        no              yes         None, and the log says that the run starts afresh
+        yes             no          with ``force``, it is removed, and None; else an error
+        no              no          None
+        ==============  ==========  ======================================================
+
+        Call it while the output files are claimed, so that no other process works on this run.
 
         Raises:
             OutputError: a run is saved, and neither ``resume`` nor ``force`` is set.
@@ -131,7 +147,9 @@ class StateFile:
         self._saved_at = time.monotonic()
 
     def load(self, log: Log) -> Saved:
-        """Read the saved state; warn if it was saved in another environment, which may round otherwise.
+        """Return the saved state: its JSON values and its tensors.
+
+        Logs a warning if it was saved in another environment, e.g. another version of torch, which may round otherwise.
 
         Raises:
             InputError: the file is of another kind, damaged, or belongs to another run; all differences are listed.
@@ -243,11 +261,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         optimizer: the new optimizer; its learning rate and other options stay.
         tensors: what :func:`optimizer_tensors` has returned: ``3.exp_avg`` is the entry ``exp_avg`` of parameter 3.
     """
+    # Sort the tensors by parameters, as torch wants them: {3: {"exp_avg": tensor, ...}, ...}.
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        memory = state.setdefault(int(index), {})
-        memory[key] = tensor
+        state_of_parameter = state.setdefault(int(index), {})
+        state_of_parameter[key] = tensor
+
+    # Learning rate and other options are in the groups, which are taken from the new optimizer itself.
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

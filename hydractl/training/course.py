@@ -113,14 +113,22 @@ def warmup_steps(warmup: float, total: int) -> int:
 
 
 def rate_share(step: int, total: int, warmup: int, shape: str, floor: float = 1e-5) -> float:
-    """Return the learning rate of step ``step`` (0-based) of ``total``, as a share of the peak.
+    """Return the learning rate of a step as a share of the peak, 0 to 1.
 
-    A warm-up of 4 steps runs at 1/4, 2/4, 3/4 and 4/4 of the peak. After it, with t = (step - warmup) / (total -
-    warmup), the cosine is floor + (1 - floor) * (1 + cos(pi * t)) / 2, and the line is 1 - t.
+    In the warm-up, the first ``warmup`` steps, it rises in a line: with 4 steps 1/4, 2/4, 3/4 and 4/4. After it, with
+    t = (step - warmup) / (total - warmup), it is
+
+    ============  ===================================================
+    ``constant``  1
+    ``linear``    1 - t
+    ``cosine``    floor + (1 - floor) * (1 + cos(pi * t)) / 2
+    ============  ===================================================
 
     Args:
-        step, total, warmup: numbers of steps.
-        shape: ``cosine``, ``linear`` (to zero) or ``constant``, after the warm-up.
+        step: the index of the step, from 0 to ``total`` - 1.
+        total: the number of steps of the training.
+        warmup: the number of steps of the warm-up, perhaps 0.
+        shape: ``constant``, ``linear`` or ``cosine``.
         floor: the share of the peak where the cosine ends.
     """
     if step < warmup:

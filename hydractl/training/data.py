@@ -70,14 +70,16 @@ class TrainingData:
 def training_data(
     model: AnyModel, train_set: Dataset, val_set: Dataset | None, options: TrainOptions, team: Processes
 ) -> TrainingData:
-    """Return the data of a training as this process reads them.
+    """Return the data of a training as this process reads them: functions that yield its share of the batches.
+
+    Each of n processes reads an n-th of every training batch, and an n-th of the validation set in whole batches.
 
     Args:
         model: the model that reads the data.
-        train_set: labelled samples, or pairs.
+        train_set: labelled samples, or pairs of image and caption.
         val_set: labelled samples, or None.
         options: the options of the training.
-        team: the processes among which each batch is divided.
+        team: the processes that train together.
 
     Raises:
         UsageError: the batch cannot be divided among the processes, or texts are to be augmented.
@@ -93,12 +95,12 @@ def training_data(
         preprocess = model.description.preprocess
         augmentation = Augmentation(options.augment, model.family, preprocess, options.seed)
 
-    # Each process reads its part of every training batch, and whole batches of its part of the validation set.
     batch_size_of_process = batch_size // team.size
     read_train = Reader(model, train_set, batch_size_of_process, workers, augmentation)
     validation = None
     if val_set is not None:
-        # A single process reads samples of similar length together, which saves padding; of n, each reads every n-th.
+        # A single process reads texts of similar length together, which saves padding. Of n processes, the one of rank
+        # r reads the samples r, r + n, r + 2n, ...
         order = longest_first(val_set) if team.size == 1 else range(team.rank, len(val_set), team.size)
         first_epoch = 0
         validation = partial(Reader(model, val_set, batch_size, workers), order, first_epoch)
@@ -117,24 +119,30 @@ def report_all_cut(model: AnyModel, datasets: Iterable[Dataset | None], log: Log
 
 
 def _warning_of_cut_captions(model: AnyModel, dataset: Dataset, texts: Sequence[str]) -> str | None:
-    """Return a warning if any of the first 100,000 captions, the texts, are longer than the model reads, else None."""
+    """Return a warning if some captions are longer than the model reads, so that it cuts them; None if all fit.
+
+    Args:
+        model: the model that reads the captions.
+        dataset: the pairs of image and caption.
+        texts: the captions that are looked at: the first 100,000 of the set.
+    """
     description = model.description
-    cut, most = model.family.too_long(description.config, description.preprocess, texts)
-    if not cut:
+    too_long, most_tokens = model.family.too_long(description.config, description.preprocess, texts)
+    if not too_long:
         return None
 
     # Say how many of how many are cut.
     looked_at = f"{len(texts)}"
     if len(texts) < len(dataset):
         looked_at = f"the first {len(texts):,}"
-    return warning_of_cut(dataset, cut, looked_at, most, "captions")
+    return warning_of_cut(dataset, too_long, looked_at, most_tokens, "captions")
 
 
 def open_pairs(source: Source, options: TrainOptions) -> Dataset:
-    """Open the pairs to train on.
+    """Return the pairs of image and caption to train on.
 
     Raises:
-        UsageError: the model does not compare images with texts.
+        UsageError: the model has a classifier, so it does not compare images with texts.
         InputError: the data are not pairs, or fewer pairs than one step takes.
     """
     if source.family.classes(source.description.config) is not None:
@@ -185,7 +193,14 @@ class Augmentation:
     """
 
     def __init__(self, items: Sequence[str], family: ModelFamily, preprocess: Preprocessing, seed: int) -> None:
-        """Set up the random changes, and the conversion of a changed image to the model's input."""
+        """Set up the random changes, and after them the conversion to the model's input, as one function of an image.
+
+        Args:
+            items: the changes, ``crop[:SMALLEST SHARE]``, ``flip`` and ``randaugment[:N:M]``.
+            family: the family of the model's architecture.
+            preprocess: the preprocessing of the checkpoint, with its size, mean, standard deviation and interpolation.
+            seed: the seed of all random changes.
+        """
         if preprocess.get("kind") == "text":
             raise UsageError(f"--augment {','.join(items)}: the model reads texts")
         values = {}
@@ -199,8 +214,8 @@ class Augmentation:
         self._mode = "L" if channels == 1 else "RGB"
         changes = _random_changes(values, image_format)
 
-        # After the changes: a crop already has the model's size, so its pixels only become 0 to 1 and are normalised.
-        # Other images are resized, too, as in evaluation.
+        # After the changes, convert the image. A crop has the model's size already: scale its pixels to 0..1 and
+        # normalise them. Without a crop, do what evaluation does, which also resizes.
         has_model_size = "crop" in values
         if has_model_size:
             to_float = v2.ToDtype(torch.float32, scale=True)
@@ -218,14 +233,17 @@ class Augmentation:
             return torch.stack([self._augmented(image, epoch, number) for number, image in samples])
 
     def _augmented(self, image: Any, epoch: int, number: int) -> Tensor:
-        """Return one image, changed and converted to the model's input, ``[C, H, W]``."""
-        # Derive a seed from the training's seed, the epoch and the sample only.
+        """Return one image, changed at random and converted to the model's input, ``[C, H, W]``.
+
+        The change depends on nothing but the seed of the training, the epoch and ``number``, the index of the sample.
+        """
+        # Derive a seed from these three.
         text = f"hydractl.augment/1 {self._seed} {epoch} {number}"
         digest = hashlib.sha256(text.encode()).digest()
         first_bytes = digest[:8]
         seed = int.from_bytes(first_bytes, "big") >> 1  # 63 bits, since torch's seeds are signed
 
-        # Seed the CPU only: torch.manual_seed would seed the generators of GPUs as well.
+        # torchvision draws from torch's generator of the CPU. torch.manual_seed would seed those of GPUs as well.
         torch.default_generator.manual_seed(seed)
         if self._turns:
             image = upright(image)
@@ -301,7 +319,13 @@ class Reader:
             self._memory = self._prepare_all()
 
     def __call__(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of inputs and targets (labels or captions), on the model's device and in its dtype."""
+        """Yield batches of inputs and targets (labels or captions), on the model's device and in its dtype.
+
+        Args:
+            indices: the samples to read, in order; each batch has the reader's size, but the last may be smaller.
+            epoch: the epoch, from 0, which decides the random changes of images.
+        """
+        # Inputs that fit into memory were prepared once, by __init__.
         parameter = next(self._model.parameters())
         device = parameter.device
         dtype = parameter.dtype
@@ -313,9 +337,10 @@ class Reader:
             yield move(inputs, device, dtype), move(targets, device, dtype)
 
     def _prepare_all(self) -> Tensor | None:
-        """Return the prepared inputs of all samples as one tensor, ``[samples, ...]``.
+        """Return the prepared inputs of all samples as one tensor, ``[samples, ...]``, to be kept in memory.
 
-        None if they are too large together (estimated from the first), or are not tensors.
+        None if they are not tensors (e.g. texts), or would take more than :data:`CACHE_BYTES`, all being as large as
+        the first.
         """
         samples = self._samples
         preprocess = self._model.preprocess
@@ -338,7 +363,15 @@ class Reader:
             yield inputs, self._targets(chunk)
 
     def _batches_from_workers(self, indices: Sequence[int], epoch: int) -> Iterator[tuple[Any, Any]]:
-        """Yield batches of inputs and targets that worker processes prepare, augmented if that is asked for."""
+        """Yield batches of inputs and targets (labels or captions) that worker processes prepare.
+
+        Images are changed at random if the reader was made with an augmentation; else they are prepared as in
+        evaluation.
+
+        Args:
+            indices: the samples to read, in order.
+            epoch: the epoch, from 0, which decides the random changes.
+        """
         preprocess = self._model.preprocess
 
         def collate(samples: NumberedSamples) -> tuple[Any, Any]:
@@ -349,20 +382,23 @@ class Reader:
                 inputs = preprocess([sample for _, sample in samples])
             return inputs, self._targets([number for number, _ in samples])
 
-        # The random changes of a sample depend on its index, so each sample comes with it.
+        # The random changes of a sample depend on its index, and so do its targets: let each sample come with it.
         numbered = Numbered(self._samples)
         for batch in batches(numbered, collate, self._size, workers=self._workers, indices=indices):
             yield batch.inputs  # the pair that `collate` has returned: inputs and targets
 
     def _targets(self, numbers: list[int]) -> Any:
-        """Return labels ``[B]``, or captions as the model reads them: ``{"text": [B, 1, tokens]}``."""
+        """Return the targets of some samples, given by their indices in the data set.
+
+        These are labels ``[B]``, or for pairs captions as the model reads them: ``{"text": [B, 1, tokens]}``.
+        """
         labels = self._samples.labels
         captions = self._samples.captions
         if captions is None:
             assert labels is not None  # the set was opened with need_labels
             return torch.from_numpy(labels[numbers])
 
-        # A caption is treated as a prompt that consists of the label alone.
+        # The family turns class names into prompts, e.g. "a photo of a {label}". Here the prompt is the caption alone.
         texts = [captions[number] for number in numbers]
         description = self._model.description
         return self._model.family.prompts(description.config, description.preprocess, texts, _CAPTION_ALONE)

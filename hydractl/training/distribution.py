@@ -32,24 +32,25 @@ def shared(loss: Loss, team: Processes) -> nn.Module:
 
 
 def backward(loss: nn.Module, calls: Iterable[tuple[Any, float]], team: Processes) -> float:
-    """Compute the loss of one step and its gradients, which are exchanged with all processes in the last call.
+    """Return this process's share of the loss of one step, after adding its gradients to the parameters' ``grad``.
+
+    A step may call the loss several times; its loss is the weighted sum over the calls of all processes. The sum of
+    what the processes return is the whole. In the last call the processes exchange their gradients.
 
     Args:
         loss: the loss of a model from :func:`shared`: called with samples, it returns a scalar.
-        calls: the samples of each call, and the weight of its loss in the loss of the step.
+        calls: the samples of each call of this process, and the weight of its loss in the loss of the step.
         team: the processes.
-
-    Returns:
-        This process's share of the loss of the step: the sum over processes is the whole.
     """
-    # With n processes, weight w and loss L of a call, this process adds the gradient of n * w * L. The exchange
-    # averages over the processes, which leaves the sum of w * L over all calls of all processes.
+    # Let a call have the weight w and the loss L. The exchange averages gradients over the n processes, but the step
+    # needs the sum of w * L over all calls of all processes: so each call adds the gradient of n * w * L.
     value = 0.0
     all_calls = list(calls)
     for number, (samples, weight) in enumerate(all_calls, start=1):
+        # All calls but the last leave out the exchange, which is needed only once.
         exchange: AbstractContextManager[None] = nullcontext()
         if isinstance(loss, DistributedDataParallel) and number < len(all_calls):
-            exchange = loss.no_sync()  # gradients are exchanged in the last backward pass
+            exchange = loss.no_sync()
         with exchange:
             weighted_loss = loss(samples)
             if weight != 1:

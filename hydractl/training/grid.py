@@ -49,7 +49,11 @@ def train_each(
     context: TrainingContext,
     saved: Saved | None,
 ) -> Trained:
-    """Return the training with the best learning rate, after one with each, from one start with the same random draws.
+    """Train once with each learning rate of the options, and return the best training.
+
+    With one learning rate that is the only training, and it is compared with nothing. With several it is the one with
+    the best validation accuracy, the first of equals. All start from the same weights with the same random draws. The
+    model of the returned training (``run``) has the weights that are kept.
 
     Args:
         first: the model to start from.
@@ -57,21 +61,17 @@ def train_each(
         data: the samples.
         options: the options of the training.
         context: log, checkpointing and the other processes; ``context.extra`` is replaced for each training.
-        saved: the state of an earlier run to resume; trainings that it finished are not repeated.
-
-    Returns:
-        The only training, or the one with the best validation accuracy, the first of equals. The model of its ``run``
-        has the weights that are kept.
+        saved: the state of an unfinished run to resume, or None. Trainings that had ended are not repeated.
 
     Raises:
         NonFiniteError: a loss is not finite with every learning rate. If only some fail, they are left out.
         Interrupted: by a signal, after saving.
     """
     results: list[TrialResult] = []  # one for each learning rate that was tried, in order
-    kept = Saved({_LEFT: []})  # the weights of the best so far, under the names that they have in the saved run
-    first_index = 0
+    kept = Saved({_LEFT: []})  # the weights of the best so far, under the names that they have in the state file
+    first_index = 0  # of the learning rate to begin with
 
-    # Resume: take over what is known, and begin with the training that was running.
+    # Resume: take over the results and the best weights, and begin with the learning rate that was running.
     if saved is not None:
         results = saved.progress["results"]
         kept = Saved({_LEFT: saved.progress[_LEFT]})
@@ -84,7 +84,7 @@ def train_each(
     for index in range(first_index, len(options.lr)):
         lr = options.lr[index]
 
-        # State to save together with this training's own state: which rate is tried, and what the others gave.
+        # What is saved together with this training's own state: which rate is tried, and what the others gave.
         context.extra = Saved({"candidate": index, "results": results, **kept.progress}, kept.tensors)
         if several:
             context.log.info(f"learning rate {lr:g}, {index + 1} of {len(options.lr)}")
@@ -94,12 +94,12 @@ def train_each(
         if index == first_index and saved is not None:
             run.load_state_dict(saved)
 
-        # With one learning rate, errors are raised and nothing is compared.
+        # With only one learning rate, errors are raised and nothing is compared.
         if not several:
             return Trained({"lr": lr, **run.run().outcome()}, [], run)
 
-        # With several, one that fails is left out, and the weights of the best so far are kept on the CPU. The newest
-        # result is the best only if it exceeds all earlier ones, so the first of equals stays.
+        # With several, one that fails is left out, but an error is raised if all have failed. `best_of` returns the
+        # first of equals, so the newest result is the best only if it exceeds all earlier ones; then keep its weights.
         try:
             outcome = run.run().outcome()
             accuracy, nll = run.validate_result()
@@ -113,12 +113,14 @@ def train_each(
             context.log.warn(f"learning rate {lr:g} is out: {error.message}")
             results.append({"lr": lr, "val_accuracy": None, "val_nll": None, "error": error.message})
 
-    # Give the model of the last training the weights of the best one.
+    # Give the model of the last training the weights of the best one, which `kept` has: its final weights, and the
+    # models that it has collected on its way, if it has collected any (e.g. one for each cycle of the learning rate).
     run.put(kept.part(f"{_BEST}."))
     run.model.eval()
     run.left = []
-    for place, left in enumerate(kept.progress[_LEFT]):
-        run.left.append(LeftModel(kept.part(f"{_LEFT}.{place}."), **left))
+    for number, facts in enumerate(kept.progress[_LEFT]):
+        weights = kept.part(f"{_LEFT}.{number}.")
+        run.left.append(LeftModel(weights, **facts))
     best = best_of(results)
     context.log.info(f"learning rate {best['lr']:g} is kept: validation accuracy {best['val_accuracy']:.4f}")
     return Trained(best, results, run)
@@ -131,14 +133,15 @@ def best_of(results: Sequence[TrialResult]) -> TrialResult:
 
 
 def _left_by(run: Training) -> Saved:
-    """Return the weights that a training that has ended leaves, on the CPU, under their names in the saved run.
+    """Return the weights that a finished training leaves, copied to the CPU, under their names in the state file.
 
     These are the final weights, and those of each model that the training has collected on its way, if it collects any.
+    The JSON values of the result say, for each collected model, after how many steps it was collected.
     """
     left = [{"steps": model.steps, "facts": dict(model.facts)} for model in run.left]
     kept = Saved({_LEFT: left})
     for name, parameter in run.parameters.items():
         kept.tensors[f"{_BEST}.{name}"] = parameter.detach().to("cpu", copy=True)
-    for place, model in enumerate(run.left):
-        kept.add(f"{_LEFT}.{place}.", model.weights)
+    for number, model in enumerate(run.left):
+        kept.add(f"{_LEFT}.{number}.", model.weights)
     return kept

@@ -139,8 +139,17 @@ class Training:
     def __init__(
         self, model: AnyModel, data: TrainingData, options: TrainOptions, lr: float, context: TrainingContext
     ) -> None:
-        """Prepare a training at its beginning: mark what is trained, build optimizer and loss, and set all counters."""
-        # Seed dropout differently in each process, since it also differs between the samples of one batch.
+        """Prepare a training at its beginning: mark what is trained, build optimizer and loss, and set all counters.
+
+        Args:
+            model: the model, trained in place; its parameters are marked by ``requires_grad``.
+            data: the samples it is trained and validated on.
+            options: the options of the training.
+            lr: the peak of the learning rate.
+            context: the logs, the file of the saved state, and the processes that train together (``team``).
+        """
+        # Each process seeds its dropout by its number (rank): with one seed for all, the samples of different processes
+        # would lose the same units.
         torch.manual_seed(options.seed + context.team.rank)
         self.model = model
         self.data = data
@@ -148,7 +157,8 @@ class Training:
         self.lr = lr
         self.context = context
 
-        # The weights, their loss and their optimizer.
+        # The trained parameters by name, the masks that keep pruned weights at zero, the optimizer and the loss. The
+        # shared loss exchanges gradients between processes.
         self.parameters = trainable(model, options)
         self.device = next(iter(self.parameters.values())).device
         self._kept_weights = kept_weights(model, options)
@@ -156,6 +166,8 @@ class Training:
         self.loss = make_loss(model, options, context.team)
         self._shared_loss = shared(self.loss, context.team)
 
+        # The course decides the learning rate of each step; it may also collect models on the way, which then are left
+        # (written at the end) instead of the final weights.
         self.course = options.begin_course(data.size)
         self.left: list[LeftModel] = []
 
@@ -163,15 +175,15 @@ class Training:
         self.history = History()
         self.order = torch.Generator().manual_seed(options.seed)  # draws the order of the samples
         self.epoch_start = self.order.get_state()  # its state before the current epoch
-        self.best: dict[str, Tensor] = {}
+        self.best: dict[str, Tensor] = {}  # the weights with the best validation accuracy; empty before the first
 
     # --- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Train to the end, from the beginning or from the state that :meth:`load_state_dict` has restored.
+        """Train to the end, and return the history of the whole training: losses, epochs, and which epoch was kept.
 
-        Returns:
-            The whole course of the training. The model then has its final weights, and is in eval mode.
+        It begins with the first step, or behind the last one if :meth:`load_state_dict` has restored a saved run. At
+        the end the model has its final weights and is in eval mode.
 
         Raises:
             NonFiniteError: a loss or the weights are not finite.
@@ -184,16 +196,15 @@ class Training:
                 self._train_on(samples, progress)
                 self._end_epoch()
 
-        # The best epoch on the validation set, else the last epoch; None if the course collects other weights.
+        # Give the model the weights of the best epoch; without validation, it keeps those of the last epoch.
         if self.best:
             self.put(self.best)
         elif self.course.keeps_epoch:
-            # There was no validation: keep the last epoch, whose weights the model has.
             self.history.kept_epoch = len(self.history.epochs)
         else:
-            self.history.kept_epoch = None
+            self.history.kept_epoch = None  # the course makes the weights out of several epochs, see below
 
-        # The course may replace them, e.g. by an average over several epochs.
+        # The course may put other weights into the model, e.g. an average over several epochs, or leave several models.
         self.left = self.course.finish(self.options.seed, self.put)
         self.model.eval()
         return self.history
@@ -213,10 +224,11 @@ class Training:
         return epochs[-1]["steps"] if epochs else 0
 
     def _draw_epoch(self) -> list[int]:
-        """Return the samples of the next epoch in random order; a resumed epoch draws the same samples once more.
+        """Return the indices of the samples of the next epoch, in random order.
 
-        Also stores the state of the generator before the draw in ``epoch_start``, for a run that is saved within the
-        epoch. The last epoch may have fewer steps than a full one.
+        An epoch of 10 steps of 32 samples has 320 samples; the last epoch may have fewer steps than a full one. A
+        resumed epoch draws the same samples once more: for that, the state of the random generator before the draw is
+        stored in ``epoch_start``, which is saved with an unfinished run.
         """
         self.epoch_start = self.order.get_state()
         shuffled = torch.randperm(self.data.size, generator=self.order)
@@ -228,12 +240,15 @@ class Training:
     def _train_on(self, samples: Sequence[int], progress: Progress) -> None:
         """Make the steps of one epoch; in a resumed epoch only the steps that are not made yet.
 
+        A step changes the weights once, from the gradients of ``accumulate`` batches.
+
         Args:
-            samples: all samples of the epoch in order; the first ``position`` of them are done.
-            progress: advanced by every step.
+            samples: the indices of all samples of the epoch in order; the first ``history.position`` are done already.
+            progress: a progress bar, advanced by every step.
         """
-        # Of each batch, this process computes every n-th sample, where n is the number of processes. The last batch may
-        # be too short for all of them, but all have to compute equally often: then some sample, whose share below is 0.
+        # Divide each batch among n processes: process r computes the samples r, r + n, r + 2n, ... of it, its part. A
+        # short last batch may leave a process without a part. It then computes any sample (`batch[:1]`), as all have to
+        # compute equally often; its share below is 0, so that it changes nothing.
         history = self.history
         team = self.context.team
         size = self.options.batch_size
@@ -252,11 +267,12 @@ class Training:
             samples_of_step = sum(map(len, batches[of_step]))
             shares = [len(part) / samples_of_step for part in parts[of_step]]
             with self._stopping_if_workers_are_ended():
-                batches_here = [next(stream) for _ in shares]
+                parts_read = [next(stream) for _ in shares]  # inputs and labels
             rate = self.lr * self.course.share_of_peak(history.steps)
-            loss = self._step(batches_here, shares, rate)
+            loss = self._step(parts_read, shares, rate)
 
-            # Add the step to the history and the logs.
+            # Add the step to the history and the logs. The course may collect the weights now, e.g. for an average. If
+            # it is time, save the run; after a signal, stop.
             history.losses.append(loss)
             history.position += samples_of_step
             self.context.run_log.step(history.steps, loss, rate, samples_of_step)
@@ -279,15 +295,12 @@ class Training:
             raise
 
     def _step(self, batches: Sequence[tuple[Any, Tensor]], shares: Sequence[float], rate: float) -> float:
-        """Make one step, i.e. compute gradients and change the weights once, and return its loss.
+        """Change the weights once, and return the loss of the step before the change, over all processes.
 
         Args:
-            batches: inputs and labels of this process, for each batch of the step.
-            shares: the size of each of them, as a share of all samples of the step.
+            batches: what this process computes: inputs and labels for each batch of the step.
+            shares: the size of each of them, as a share of all samples of the step in all processes.
             rate: the learning rate.
-
-        Returns:
-            The loss of the step before the change, summed over all processes.
 
         Raises:
             NonFiniteError: the loss is not finite; the weights are not changed.
@@ -296,16 +309,19 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-        # Gradients, and the loss over all processes, which may each have a part of it.
+        # Compute the gradients, which `backward` exchanges between processes, and this process's share of the loss.
         self.optimizer.zero_grad(set_to_none=True)
         calls = self.loss.calls(batches, shares)
-        total = torch.tensor(backward(self._shared_loss, calls, team), dtype=torch.float64)
-        team.add(total)
+        loss_here = backward(self._shared_loss, calls, team)
+
+        # Sum the loss over all processes. Then each has the same loss, and if it is not finite, all of them stop.
+        total = torch.tensor(loss_here, dtype=torch.float64)
+        team.add(total)  # in place
         loss = total.item()
         if not math.isfinite(loss):
-            self._refuse_loss(loss)
+            self._refuse_loss(loss)  # raises
 
-        # Without a gradient, pruned weights stay zero.
+        # Pruned weights stay zero: a mask sets their gradients to zero.
         for parameter, is_kept in self._kept_weights:
             if parameter.grad is not None:
                 parameter.grad.mul_(is_kept)
@@ -313,7 +329,7 @@ class Training:
         if largest_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), largest_norm)
         self.optimizer.step()
-        self.loss.after_step()
+        self.loss.after_step()  # the loss may adjust parameters of its own
         return loss
 
     def _refuse_loss(self, value: float) -> NoReturn:
@@ -330,10 +346,12 @@ class Training:
         raise NonFiniteError(f"the loss is {value} at step {step}", hint=f"{_LOWER}; {what_is_left}")
 
     def finite_weights(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name, without a copy. All processes call it at the same step.
+        """Return the trained parameters by name, without a copy, after checking that all of them are finite.
+
+        All processes call it at the same step, since they tell each other the result of the check.
 
         Raises:
-            NonFiniteError: the weights are not finite in any of the processes.
+            NonFiniteError: some weight is not finite, in this process or another one.
         """
         is_finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.parameters.values())
         finite_in_processes = self.context.team.gather(is_finite)
@@ -343,8 +361,11 @@ class Training:
         return {name: parameter.detach() for name, parameter in self.parameters.items()}
 
     def _end_epoch(self) -> None:
-        """Validate, add the epoch to the history and the logs, and keep the weights if they are the best so far."""
-        # The mean loss of the steps of this epoch.
+        """Validate, add the epoch to the history and the logs, and keep the weights if they are the best so far.
+
+        Without validation data, the record of the epoch has no validation figures, and no weights are kept.
+        """
+        # The losses of the steps that follow the epochs before.
         history = self.history
         losses = history.losses[self._steps_of_ended_epochs() :]
         epoch: dict[str, Any] = {
@@ -364,16 +385,18 @@ class Training:
         self.context.log.info(epoch_text(EpochRecord(**epoch)))
         self.context.run_log.event("epoch", **epoch)
 
-        # Some courses, e.g. of averaged weights, choose no epoch.
+        # Some courses, e.g. of averaged weights, make the weights out of several epochs and choose none.
         if self.data.validation is not None and self.course.keeps_epoch:
             self._keep_best(epoch["val_accuracy"])
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep a copy of the weights if they are the best so far; otherwise count the wait, and perhaps stop early.
 
+        An epoch is better only if it exceeds the best accuracy by more than ``min_delta``, so of equal epochs the first
+        is kept. With a patience of 2, the second epoch in a row that is not better ends the training.
+
         Args:
-            accuracy: the validation accuracy after the epoch that has just ended. It is better only if it exceeds the
-                best by more than ``min_delta``, so of equal epochs the first is kept.
+            accuracy: the validation accuracy after the epoch that has just ended.
         """
         history = self.history
         if history.best is None or accuracy > history.best + self.options.min_delta:
@@ -383,7 +406,7 @@ class Training:
             history.waited = 0
             return
 
-        # Otherwise the training stops early once it has waited for too many epochs; at its end that is not early.
+        # It is not better. If that is so after the very last step, the training is at its end and does not stop early.
         history.waited += 1
         patience = self.options.patience
         if patience is not None and history.waited >= patience:
@@ -392,7 +415,8 @@ class Training:
     def validate_result(self) -> tuple[float, float]:
         """Return the validation accuracy and the mean loss of the weights that a finished training ends with.
 
-        Those of an epoch were measured after it; others, such as an average, are measured now.
+        If they are the weights of an epoch, they were measured after it. If not (e.g. an average), they are measured
+        now.
 
         Raises:
             NonFiniteError: the loss of these weights is not finite.
@@ -415,22 +439,21 @@ class Training:
     # --- saving and going on ------------------------------------------------------------------------------------------
 
     def _save_or_stop(self) -> None:
-        """Save after a step, or save and stop, if it is time.
+        """Save the run if it is time, or save and stop if a signal asks for it; called after each step.
 
-        All processes do so, or none: they stop if a signal has reached any of them, and save by the clock of the first.
+        All processes do so, or none. To agree, they add up two wishes: to stop, of each process that a signal has
+        reached; and to save, of the first process alone, which has the clock and the file.
 
         Raises:
             Interrupted, KeyboardInterrupt: the run stops.
         """
         context = self.context
         is_due = context.team.rank == 0 and context.state is not None and context.state.due(self.history.steps)
-        wishes = torch.tensor(
-            [context.signals.requested, is_due], dtype=torch.float64
-        )  # [2], changed in place by `add`
-        context.team.add(wishes)
+        wishes = torch.tensor([context.signals.requested, is_due], dtype=torch.float64)  # to stop, to save
+        context.team.add(wishes)  # in place: now the number of processes with each wish
         to_stop, to_save = wishes.tolist()
         if to_stop:
-            self._interrupt()
+            self._interrupt()  # saves, and raises
         if to_save:
             self.save()
 
@@ -454,10 +477,10 @@ class Training:
         raise Interrupted(hint=f"add --resume to the same command to go on; {where}")
 
     def save(self) -> None:
-        """Save everything that decides how the training goes on, by the first process. All call it at the same step.
+        """Write everything that decides how the training goes on to the state file.
 
-        A training that continues from it with :meth:`load_state_dict` gives the same bits as a training without a
-        break.
+        All processes call it at the same step; only the first one writes. A training that continues from the file with
+        :meth:`load_state_dict` gives the same bits as a training without a break.
 
         Raises:
             NonFiniteError: the weights are not finite; the state saved before is kept.
@@ -467,7 +490,7 @@ class Training:
         team = self.context.team
         extra = self.context.extra
 
-        # Each process has its own random state, e.g. for dropout; the first process collects them, as hex.
+        # Each process has its own random state, e.g. for dropout. All processes exchange them, as hex.
         random_bytes = random_state(self.device).numpy().tobytes()
         random_states = team.gather(random_bytes.hex())
         if team.rank != 0 or self.context.state is None:  # only the first process writes
@@ -480,8 +503,9 @@ class Training:
             "log": self.context.run_log.position(),
         }
 
-        # `collected` is what the course has collected, e.g. averaged weights. `extra` belongs to other trainings of the
-        # run, e.g. with other learning rates. Their keys differ from each other and from those above.
+        # A saved state has JSON values (`progress`) and tensors. Besides this training's own there are `collected`,
+        # what the course has collected, e.g. averaged weights; and `extra`, which belongs to other trainings of the
+        # run, e.g. with other learning rates. Their keys differ from each other and from those of this training.
         collected = self.course.state()
         saved = Saved(progress | collected.progress | extra.progress, collected.tensors | extra.tensors)
         saved.add("model.", weights)
@@ -495,7 +519,11 @@ class Training:
         self.context.state.save(saved)
 
     def load_state_dict(self, saved: Saved) -> None:
-        """Restore the state that :meth:`save` has saved into a new training with the same options."""
+        """Restore the state that :meth:`save` has written into a new training with the same options.
+
+        Args:
+            saved: JSON values by name (``progress``), and tensors by name; ``part`` returns those under a prefix.
+        """
         progress = saved.progress
 
         # The weights, the optimizer, and the best weights so far.
@@ -512,7 +540,7 @@ class Training:
         self.order.set_state(saved.tensors["order"])
         random_states = saved.part("random.")
 
-        # A process that did not exist before takes the state of the first; without dropout the state does not matter.
+        # If there are more processes now, a new one takes the state of the first. This matters for dropout only.
         state_of_first = random_states["0"]
         state = random_states.get(str(self.context.team.rank), state_of_first)
         set_random_state(state, self.device)
@@ -525,16 +553,15 @@ def validate(
     team: Processes,
     before_batch: Callable[[], None],
 ) -> tuple[float, float]:
-    """Return the accuracy and the mean loss (nats a sample) of a model on the validation set.
+    """Return the accuracy (0 to 1) and the mean cross-entropy (nats a sample) of a model on the validation set.
+
+    If several processes train together, each computes its own samples, and all return the figures over all samples.
 
     Args:
         model: the model, which is set to eval mode.
-        batches: the samples of this process.
-        team: all processes, each with its own samples.
-        before_batch: called before each batch; may end the validation by raising an exception.
-
-    Returns:
-        Accuracy and mean loss over the samples of all processes.
+        batches: called without arguments, yields the batches of this process: inputs and labels ``[B]``.
+        team: all processes.
+        before_batch: called before each batch; may end the validation by raising an exception, e.g. after a signal.
 
     Raises:
         NonFiniteError: the loss is not finite.
@@ -545,7 +572,7 @@ def validate(
     correct = loss = count = 0.0
     for inputs, labels in batches():
         before_batch()
-        log_p = model(inputs)  # [B, classes]
+        log_p = model(inputs)  # log-probabilities, [B, classes]
         correct += int((log_p.argmax(-1) == labels).sum())
         loss += float(F.nll_loss(log_p.double(), labels, reduction="sum"))
         count += len(labels)

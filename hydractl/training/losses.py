@@ -94,7 +94,10 @@ class CrossEntropy(Loss):
         return zip(batches, shares, strict=True)
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the mean cross-entropy over a batch of inputs and labels, a scalar."""
+        """Return the cross-entropy over a batch of inputs and labels, a scalar in nats.
+
+        It is the mean over the samples, weighted by their classes if the options have class weights.
+        """
         inputs, labels = batch
         with self.autocast():
             logits = self.model.member_logits(inputs)[0]  # [B, classes]; the model has one member
@@ -138,12 +141,13 @@ class Contrastive(Loss):
         return [(batches, share)]
 
     def forward(self, batches: Sequence[tuple[Any, Any]]) -> Tensor:
-        """Return the loss of all pairs of a step, of all processes: each pair is compared with every other one.
+        """Return the loss of all pairs of a step in all processes, a scalar. Each pair is compared with all others.
 
         Args:
-            batches: images and captions of this process, each batch as (pixels, captions) of the same length.
+            batches: the batches of this process, each as (pixels, captions), where row i of both is a pair.
         """
-        # A step of several batches may be larger than memory, so keep nothing for gradients: compute features twice.
+        # The activations of several batches may not fit into memory together. So they are not kept, but computed a
+        # second time in the backward pass.
         twice = len(batches) > 1
         read_images = self.model.chain_of_samples
         read_texts = self.model.chain_of_labels
@@ -191,13 +195,12 @@ class Contrastive(Loss):
         return _at_least_float32(features)
 
     def _gather_features(self, features: Tensor) -> Tensor:
-        """Return the features of all processes, in the order of their ranks; only this process's part has gradients.
+        """Return the features of all processes, in the order of their ranks, ``[sum of all B, D]``.
+
+        Only this process's part has gradients.
 
         Args:
             features: the features of this process, ``[B, D]``; B may differ between processes.
-
-        Returns:
-            ``[sum of all B, D]``.
         """
         team = self.team
         if team.size == 1:
@@ -213,9 +216,9 @@ class Contrastive(Loss):
         of_all[start:stop] = features.detach()
         team.add(of_all)
         if features.requires_grad:
-            # The loss of every process depends on these features, so their gradient is the sum over all processes.
-            # Gradients are averaged over processes later (see `shared`): multiplied by the number of processes, the
-            # mean becomes the sum.
+            # Every process computes the whole loss, but gets gradients of its own features only. So the gradient of a
+            # weight is the sum over processes. Gradients are averaged over processes later (see `shared`): multiplied
+            # by the number of processes here, the mean becomes the sum.
             features.register_hook(lambda gradient: gradient * team.size)
 
         # Put this process's features, which have gradients, in the place of their copy without gradients.
@@ -225,15 +228,15 @@ class Contrastive(Loss):
 
 
 def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
-    """Compute CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
+    """Return CLIP's loss: the mean cross-entropy of the right text for each image and the right image for each text.
 
     With l[i, j] as the logit of image i and text j, it is the sum over i of -log softmax(l[i, :])[i] and of
     -log softmax(l[:, i])[i], divided by 2B.
 
     Args:
-        compare: returns the logits of image and text features.
+        compare: returns the logits ``[n, m]`` of n image features and m text features.
         images, texts: features ``[B, D]``; row i of both is a pair.
-        rows: how many images or texts are compared with all others at once.
+        rows: how many images or texts are compared with all others at once, to bound memory.
     """
     pairs = len(images)
 
@@ -252,18 +255,15 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = ROWS_AT_ONCE) -> Tensor:
-    """Compute SigLIP's loss: whether an image and a text belong together is a yes-or-no question for every two of them.
+    """Return SigLIP's loss: whether an image and a text belong together is a yes-or-no question for every two of them.
 
     With l[i, j] as the logit of image i and text j, and s[i, j] as +1 if i = j and -1 otherwise, it is the sum over all
     i and j of -log sigmoid(s[i, j] * l[i, j]), divided by B.
 
     Args:
-        compare: returns the logits of image and text features.
+        compare: returns the logits ``[n, m]`` of n image features and m text features.
         images, texts: features ``[B, D]``; row i of both is a pair.
-        rows: how many images are compared with all texts at once.
-
-    Returns:
-        The sum over all images and texts, divided by B, the number of pairs.
+        rows: how many images are compared with all texts at once, to bound memory.
     """
 
     def loss_of_rows(start: int) -> Tensor:

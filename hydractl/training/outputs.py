@@ -115,16 +115,13 @@ def numbered(output: str, number: int) -> str:
 
 
 def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, object], trained: Trained) -> list[str]:
-    """Write the model or models that a training leaves.
+    """Write the model or models that a training leaves, and return the SHA-256 of each output.
 
     Args:
         outputs: one output for each model.
         opened: the data, and the model that the training started from.
-        decisive: the settings that decided the result, for the provenance.
+        decisive: the settings that decided the result, by name, for the provenance (how a file was made).
         trained: the finished training.
-
-    Returns:
-        The SHA-256 of each output.
 
     Raises:
         NonFiniteError: a model has weights that are not finite; it and the models after it are not written.
@@ -140,15 +137,20 @@ def write_all(outputs: Sequence[Output], opened: Opened, decisive: Mapping[str, 
 
 
 def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[str, object]]]:
-    """Yield for each model that a training leaves its weights as an ordinary model, and how it came to them.
+    """Yield for each model that a training leaves: its weights by their names in an ordinary model, and its history.
 
-    There are three cases: models that the course has collected; members that were trained together; or one model. The
-    training's model gets the weights of each collected model in turn, and keeps those of the last one.
+    ===============================================  ========================================
+    several members were trained together            one model for each member
+    the training has collected no models on its way  one model
+    it has collected some, e.g. one for each cycle   each of them
+    ===============================================  ========================================
+
+    The training's model gets the weights of each collected model in turn, and keeps those of the last one.
     """
     model = trained.run.model
     outcome = trained.outcome
 
-    # Of each of several learning rates, leave out the loss curve, which is long.
+    # The results of the learning rates that were tried, without the loss curves, which are long.
     grid = []
     for result in trained.grid:
         grid.append({key: value for key, value in result.items() if key != "loss_curve"})
@@ -159,7 +161,7 @@ def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[
         "grid": grid or None,
     }
 
-    # The three cases. Collected models belong to no epoch: their history ends with the step of their weights.
+    # The three cases. The history of a collected model ends with the step at which it was collected.
     if isinstance(model, Together):
         for index in range(model.members):
             yield model.stock_tensors(index), {**details, "member": index + 1}
@@ -176,17 +178,14 @@ def _models_left(trained: Trained) -> Iterator[tuple[Mapping[str, Tensor], dict[
 def _write_output(
     output: Output, opened: Opened, run: Training, stock: Mapping[str, Tensor], details: Mapping[str, object]
 ) -> str:
-    """Write one output and commit it.
+    """Write one trained model, and return the SHA-256 of the output.
 
     Args:
         output: where to write.
         opened: the data, and the model that the training started from.
         run: the training.
-        stock: the weights, by the names of an ordinary model.
+        stock: the trained weights, by their names in an ordinary model.
         details: the provenance entries besides the verb, the seed and the model that the training started from.
-
-    Returns:
-        The SHA-256 of the output.
 
     Raises:
         NonFiniteError: weights are not finite.
@@ -207,9 +206,11 @@ def _write_output(
     if source.description.params_nonzero is not None:
         extra["sparse"] = {**source.description.extra["sparse"], "params_nonzero": nonzero_parameters(tensors)}
 
-    # Other libraries read a published folder and expect all heads to be there: pruned heads are written as zeros.
+    # A folder is for other libraries, which expect all heads to be there: pruned heads are written as zeros. A file of
+    # hydractl leaves them out ("sliced").
     layout = "zeroed" if output.is_folder else "sliced"
-    # The data that decided the weights or the kept epoch are no longer valid test data.
+
+    # Training and validation data decided the weights, so they are no longer valid test data: list them as "seen".
     entries_of_data = [entry("finetune", "train", opened.train_set)]
     if opened.val_set is not None:
         entries_of_data.append(entry("finetune", "val", opened.val_set))
@@ -229,25 +230,26 @@ def _write_output(
 
 
 def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool) -> Settings | None:
-    """Return the settings of a finished training if all its outputs were written by exactly this training.
+    """Return the settings that the last output records, with the results, if this training is finished; else None.
+
+    It is finished if all its outputs are there and were written with exactly these settings. None if any output
+
+    * is missing,
+    * was not written by ``finetune``, or
+    * was written with other settings, and ``force`` is set.
 
     Args:
         files: the files of this training.
         fingerprint: the settings that decide the result, by name; settings whose value is None are ignored.
-        force: whether outputs of another training may be overwritten; then they are treated as missing.
-
-    Returns:
-        The settings in the provenance of the last output, which record the results, too. None if an output is missing
-        or may be overwritten: it was not written by a training, or it belongs to another one and ``force`` is set.
+        force: whether outputs of another training may be overwritten.
 
     Raises:
-        InputError: an output belongs to another training; all differences are listed.
+        InputError: an output was written with other settings, without ``force``; all differences are listed.
     """
     asked = {key: value for key, value in fingerprint.items() if value is not None}
-    outputs = []
+    settings_of_outputs = []
     for path in files.weights():
-        # Of the files that hydractl writes, only those of `finetune` are results of a training. Whether the file of
-        # another program may be overwritten is checked on writing.
+        # Skip a file that `finetune` has not written. Whether it may be overwritten is checked on writing.
         try:
             made_by = (read_header(path).description or {}).get("provenance", {})
         except HydraError:
@@ -255,8 +257,8 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
         if made_by.get("verb") != "finetune":
             continue
 
-        # Compare the settings that decided the result, under the names of the fingerprint. "lr" is the one learning
-        # rate that was kept: compare the whole grid instead.
+        # Compare what the file records with the fingerprint, leaving out the results. Of several learning rates the
+        # file records the best as "lr", and all as "grid"; the fingerprint has all of them as "lr".
         settings: Settings = made_by["settings"]
         decisive = {key: value for key, value in settings.items() if key not in _RESULTS}
         if "grid" in settings:
@@ -267,5 +269,6 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
             hint = f"give the settings it was made with, or {START_OVER}"
             raise InputError(f"{path} is the output of another training", hint=hint, problems=problems)
         if not problems:
-            outputs.append(settings)
-    return outputs[-1] if len(outputs) == len(files.paths) else None
+            settings_of_outputs.append(settings)
+    all_are_there = len(settings_of_outputs) == len(files.paths)
+    return settings_of_outputs[-1] if all_are_there else None

@@ -13,21 +13,24 @@ from hydractl.metrics.plausibility import count_warning, loss_warning
 
 
 def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, classes: int | None) -> list[str]:
-    """Return what looks wrong about the course of a training, one sentence each; empty if nothing does.
+    """Return what looks wrong about a finished training, one sentence each; empty if nothing does.
+
+    There are two checks: whether the loss is clearly above that of a model that gives all classes the same probability,
+    and whether the validation accuracy is plausible.
 
     Args:
-        outcome: the epochs and the loss curve.
+        outcome: ``epochs``, a record for each, and ``loss_curve``, the loss over the training in at most 60 points.
         val_set: the validation data, if there are any.
         classes: the number of classes if the loss is the cross-entropy of one model. None for other losses, which are
             not compared with the loss of a uniform prediction.
     """
     warnings: list[str | None] = []
 
-    # The loss over the last quarter of the course, against that of a uniform prediction, log(classes).
+    # Compare the loss over the last quarter of the curve with that of a uniform prediction, log(classes).
     curve = outcome["loss_curve"]
     if classes is not None and classes > 1:
         quarter = math.ceil(len(curve) / 4)
-        points = max(2, quarter)  # at least two, to see how much they vary
+        points = max(2, quarter)  # two or more, to see how much they vary
         last_quarter = curve[-points:]
         losses = np.array(last_quarter)
         warnings.append(loss_warning(losses, classes))
@@ -37,9 +40,10 @@ def warnings_of_course(outcome: Mapping[str, Any], val_set: Dataset | None, clas
 
 
 def _warning_of_validation(outcome: Mapping[str, Any], val_set: Dataset) -> str | None:
-    """Return what is odd about the validation accuracy after the last epoch, or None.
+    """Return a warning if the validation accuracy after the last epoch is no better than guessing; else None.
 
-    The kept epoch says less: if labels are in another order, it is one of the first, before anything was learned.
+    None, too, if nothing was validated. The epoch whose weights are kept would say less: if the validation labels are
+    in another order than the training labels, it is one of the first, before anything was learned.
     """
     accuracy = outcome["epochs"][-1].get("val_accuracy")
     if accuracy is None or val_set.labels is None:

@@ -37,7 +37,13 @@ class RunLog:
     """
 
     def __init__(self, log: Log | None = None, path: Path | None = None, position: int = 0) -> None:
-        """Open the log file and cut off what follows ``position``, in bytes; without a path nothing is written.
+        """Open the log file; without a path nothing is written.
+
+        Args:
+            log: receives messages to the user.
+            path: the file, which is made if it is missing.
+            position: the length of the file, in bytes, when the run to resume was saved; 0 for a new run. What follows
+                is cut off: a killed run has logged these steps, and they are made again.
 
         Raises:
             OutputError: the file is there and is no log of a training.
@@ -54,7 +60,6 @@ class RunLog:
                 is_empty = not start
                 if not is_empty and start != _BIRTH:
                     raise OutputError(f"{path} is no log of a training", hint="choose another --log, or none")
-                # Cut off what a killed run has logged after the point of resuming: these steps are made again.
                 self._file.truncate(min(position, self.position()))
         self._since = time.monotonic()  # the end of the last step
 

@@ -65,7 +65,10 @@ class Opened:
 
 
 def open_all(source: Source, options: TrainOptions) -> Opened:
-    """Open the data of a training and set up the model that it starts from.
+    """Return the data of a training, and the model or models that it starts from.
+
+    Training data are labelled samples, or with ``--loss contrastive`` pairs of image and caption. Validation data lack
+    the samples that are training data, too.
 
     Args:
         source: the model as given: a classifier, a body without a classifier, or a model that compares images with
@@ -76,7 +79,8 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         InputError: the data do not fit the model or each other.
         UsageError: the options ask for a start that the model does not have.
     """
-    # The weights to start from: the model's, or new random ones.
+    # The weights to start from: the model's, or new random ones. The zeros of pruned weights have to
+    # stay, so an adapter and members that are trained together are refused for such a model.
     _refuse_filling_zeros(source, options)
     start = drawn(source, options.seed) if options.init == "random" else source
     drawn_names: tuple[str, ...] = ()
@@ -100,19 +104,18 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
         named = replace(classifier, description=replace(classifier.description, labels=class_names))
         drawn_names = _drawn_names(body, named, options)
 
-    # If members are trained together, make the start of each.
+    # Make the start of each member, if several are trained together.
     members: tuple[Source, ...] = (named,)
     if options.together is not None:
         members = options.together.sources(named, options.seed)
 
-    # Add the validation data, if any, without samples that are training data too. The last two fields count the samples
-    # left out, and name the tensors that were drawn at random.
+    # Add the validation data, if any, without samples that are training data, too.
     if options.val is None:
-        return Opened(members, train_set, None, 0, drawn_names)
+        return Opened(members, train_set, None, left_out=0, drawn=drawn_names)
     val_set = _open_labelled(options.val, named, options, class_names)
     check_labels_are_classes(val_set, named)
     val_set, left_out = without_training_data(val_set, train_set)
-    return Opened(members, train_set, val_set, left_out, drawn_names)
+    return Opened(members, train_set, val_set, left_out=left_out, drawn=drawn_names)
 
 
 def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
@@ -134,7 +137,9 @@ def _refuse_filling_zeros(source: Source, options: TrainOptions) -> None:
 
 
 def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, Dataset]:
-    """Open the training data, and give the model the classifier that the training starts from.
+    """Return the model with the classifier that the training starts from, and the training data.
+
+    The labels of the data are in the order of the model's classes. Two options choose the classifier:
 
     ==============  ============  ================  ====================================
     the model has   --reset-head  --init            the classifier
@@ -148,10 +153,6 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
     Args:
         body: the model, with or without a classifier.
         options: the options of the training.
-
-    Returns:
-        The model with its own classifier or with a new one for the classes of the data; and the data, with labels in
-        the order of the model's classes.
 
     Raises:
         UsageError: the model has no classifier and the options do not ask for one.
@@ -178,6 +179,11 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
 def _class_names(source: Source, train_set: Dataset, spec: DataSpec) -> list[str] | None:
     """Return the class names of the model, or those of the training data if the model has none; None if neither has.
 
+    Args:
+        source: the model, a classifier.
+        train_set: the training data.
+        spec: the training data as the user gave them, for the message.
+
     Raises:
         InputError: the number of names is not the number of classes.
     """
@@ -197,10 +203,13 @@ def _class_names(source: Source, train_set: Dataset, spec: DataSpec) -> list[str
 def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[str, ...]:
     """Return the names of the tensors that a model did not have before and that were drawn at random.
 
+    Empty if the model had a classifier. The new classifier itself is listed if it was drawn (``--init head``), but not
+    if it consists of zeros; other new tensors, e.g. a pooler before the classifier, are always drawn.
+
     Args:
-        body: the model before; if it had a classifier, nothing is reported.
+        body: the model before.
         source: the same model with its new classifier.
-        weights: says whether the new classifier was drawn too (``init`` is ``head``), or consists of zeros.
+        weights: has the option ``init``.
     """
     if body.classes != 0:
         return ()
@@ -251,8 +260,13 @@ def _count_classes(dataset: Dataset) -> int:
 
 
 def drawn(source: Source, seed: int) -> Source:
-    """Return the model with new random weights, as its library draws them; heads that were pruned stay removed."""
-    # The library knows no pruned heads, so draw all weights, and take out those of the pruned heads.
+    """Return the model with new random weights, as its library initialises them; pruned heads stay removed.
+
+    Args:
+        source: the model, whose configuration is used, but none of its weights.
+        seed: the seed of the random weights.
+    """
+    # The library knows no pruned heads, so draw all weights, and take out ("slice") those of the pruned heads.
     description = source.description
     initial = DictTensors(source.family.initial(description.config, seed))
     all_heads = HeadMask.full(source.sites)
@@ -322,7 +336,10 @@ def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: s
 
 
 def _with_new_tensors(source: Source, tensors: Mapping[str, Tensor]) -> MappedTensors:
-    """Return the weights of a model with tensors replaced, in the dtype they had, or added as they are."""
+    """Return the weights of a model with some tensors replaced or added.
+
+    A tensor that replaces one of the same name gets its dtype; a tensor with a new name is added as it is.
+    """
     names_before = set(source.tensors.names())
     typed = {}
     for name, tensor in tensors.items():
@@ -392,7 +409,14 @@ def _models_of(model: AnyModel) -> list[HydraModel]:
 
 
 def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
-    """Return the names of parameters that are frozen: by towers and blocks, the library, parts, or an adapter.
+    """Return the names of the parameters that are frozen, i.e. not trained.
+
+    A parameter is frozen if any of these say so:
+
+    * ``--tower`` and ``--train-last``, which choose an encoder and its last blocks,
+    * the library, which never trains it,
+    * ``--freeze``, which names parts of the model,
+    * an adapter, which is trained instead of the weights.
 
     Raises:
         UsageError: the model has no such part, or a tower has fewer blocks.
@@ -407,7 +431,7 @@ def _frozen_names(model: HydraModel, options: WeightOptions) -> set[str]:
     library_model = model.family.build(model.description.config)
     frozen.update(name for name, parameter in library_model.named_parameters() if not parameter.requires_grad)
 
-    # By --freeze; a lenient option ignores parts that the model does not have.
+    # By --freeze. If a recipe (a set of defaults) and not the user has set it, it may name parts that are not there.
     for part in options.freeze:
         names_of_part = part_names(model, part, names)
         if not names_of_part and not options.lenient:
@@ -461,12 +485,12 @@ def kept_weights(model: AnyModel, options: WeightOptions) -> list[tuple[nn.Param
         if member.description.params_nonzero is None:
             continue
 
-        # The weights that pruning could have removed and that are trained.
+        # Only weights that pruning could have removed have zeros to keep, and only trained ones could lose them.
         with_biases = member.description.extra["sparse"].get("biases", False)
         removable = prunable(member.networks[0], with_biases=with_biases)
         trained = {name: weight for name, weight in removable.items() if weight.requires_grad}
 
-        # All but those of a new classifier.
+        # Leave out a new classifier, whose zeros are its start.
         names_of_new_head: list[str] = []
         if options.reset_head:
             names_of_new_head = part_names(member, "head", list(trained))
@@ -508,7 +532,13 @@ def _part_of_parameter(model: HydraModel, name: str) -> str:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions, lr: float) -> torch.optim.Optimizer:
-    """Build AdamW or SGD, without weight decay of biases, norms and other vectors, and fused on CPU and CUDA."""
+    """Return AdamW or SGD for the parameters, without weight decay of biases, norms and other vectors.
+
+    Args:
+        parameters: what is trained, at least one, all on one device.
+        options: which optimizer, and its settings.
+        lr: the learning rate.
+    """
     # Biases and the scales and shifts of norms are vectors or single numbers; weights have two axes or more.
     with_decay = [parameter for parameter in parameters if parameter.ndim > 1]
     without_decay = [parameter for parameter in parameters if parameter.ndim <= 1]
@@ -517,7 +547,8 @@ def make_optimizer(parameters: Sequence[nn.Parameter], options: OptimizerOptions
         {"params": without_decay, "weight_decay": 0.0},
     ]
     device = parameters[0].device
-    fused = True if device.type in ("cpu", "cuda") else None  # None: torch decides
+    # The fused implementation is faster; torch has it for these devices. None lets torch decide.
+    fused = True if device.type in ("cpu", "cuda") else None
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=options.momentum, fused=fused)
     return torch.optim.AdamW(groups, lr=lr, betas=options.betas, eps=options.eps, fused=fused)

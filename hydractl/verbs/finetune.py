@@ -43,25 +43,29 @@ def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
     """Return the answer of training one model or several, as the options say; the trained models are written.
 
     Args:
-        call: the options.
+        call: the options: their values, and where each value comes from (the command, a recipe, ...).
         of_recipe: the options that a recipe (a set of defaults) may decide; the answer says the value of each, and
             where it comes from.
     """
     values = call.values
     method: MethodOptions | None = values["ensemble"]
-    # The names of --labels are those of a new classifier, and not of the model that is opened.
+
+    # How the model is opened. If it gets a new classifier, --labels names the classes of that one, and not those of the
+    # model that is opened.
     opening = opening_options(values, bodies=method is None or method.trains)
     names_of_new_head = None
     if values["reset_head"] or values["init"] == "head":
         names_of_new_head = tuple(opening.labels or ()) or None
         opening = replace(opening, labels=None)
 
-    # Of the options that a recipe may decide, the value and where it comes from.
+    # Of the options that a recipe may decide, the value as JSON and where it comes from.
     in_effect = {}
     for option in of_recipe:
         value = values[option.name]
-        value = str(value) if isinstance(value, MethodOptions) else value
-        in_effect[option.name] = RecipeSetting(value=value, source=call.sources[option.name])
+        as_json = str(value) if isinstance(value, MethodOptions) else value
+        in_effect[option.name] = RecipeSetting(value=as_json, source=call.sources[option.name])
+
+    # `filled` takes all other fields of the record from the options of the same names.
     request = filled(
         TrainingRequest,
         values,
@@ -79,7 +83,7 @@ def run(call: Call, of_recipe: Iterable[Option]) -> Outcome:
 
 
 def train(request: TrainingRequest, log: Log) -> Outcome:
-    """Return the answer of one of three engines, by what is asked for:
+    """Return the answer of what is asked for, after doing it. The first line that fits counts:
 
     ==================================  ==========================================================
     ``--ensemble laplace``              nothing is trained: the model gets a posterior
@@ -130,9 +134,10 @@ class _OfMember(PassedOn):
 
 
 def _train_members(request: TrainingRequest, log: Log) -> Outcome:
-    """Return the answers of several trainings, made one after another, each as the command for it alone would.
+    """Train several models one after another, and return one answer that lists them all.
 
-    The first that fails ends the command; those that were finished stay, and are not trained again with ``--resume``.
+    Each is trained as the command for it alone would do. The first that fails ends the command; those that were
+    finished stay, and are not trained again with ``--resume``. A dry run only lists what would be trained.
 
     Args:
         request: what the command asks for, all trainings together.
@@ -147,14 +152,14 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
         raise UsageError("torchrun shares one training among processes, not several", hint=hint)
     resolve_device(request.device)  # raises UsageError for a device that is not there
 
-    # Check every training before the first begins.
+    # Check every training before the first begins. Those that were finished before already have their answers.
     members = members_of(request)
     answers, planned = _check_members(members, log)
     if request.dry_run:
         recipe = members[0].recipe
         return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
 
-    # Train the members that were not finished before; "answers" holds those that were.
+    # Train the other members, and add their answers.
     with Interruptions() as signals, log.progress("members", len(members), "members") as progress:
         for member in members:
             if member.name in answers:
@@ -174,7 +179,18 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
 
 
 def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interruptions) -> FinetuneAnswer:
-    """Return the answer of one of several trainings; an error says which it is, and how many are ``done``."""
+    """Return the answer of one of several trainings, after making it.
+
+    Args:
+        member: the training.
+        done: how many trainings are finished, in words for the messages of errors.
+        log: receives its lines; each gets the name of the member.
+        signals: notes a signal to stop.
+
+    Raises:
+        HydraError: the training has failed; the message names the member.
+        Interrupted: a signal has stopped it, or came before it began.
+    """
     if signals.requested:  # between two trainings
         raise Interrupted(f"add --resume to the same command to go on; {done}")
     try:
@@ -186,8 +202,8 @@ def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interru
         log.info(f"{done}; --resume goes on with the others")
         raise
 
-    # Free the model, the optimizer and the data before the next training, and what torch has compiled for it: after a
-    # few models of one class it would compile no more of them.
+    # Free memory before the next training: the model, the optimizer and the data. Also forget what torch has compiled,
+    # since after a few models of one class it would compile no more of them.
     if member.compile:
         torch.compiler.reset()
     gc.collect()
@@ -195,9 +211,10 @@ def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interru
 
 
 def members_of(request: TrainingRequest) -> list[TrainingRequest]:
-    """Return one training for each model and seed: ``request.trainings`` members of each model, with consecutive seeds.
+    """Return the request of each training: ``request.trainings`` for each model, with consecutive seeds.
 
-    Of two models a and b with two trainings each they write a.tuned.0.st, a.tuned.1.st, b.tuned.0.st and b.tuned.1.st.
+    Each is called a member. Of two models a and b with two trainings each, the four members write a.tuned.0.st,
+    a.tuned.1.st, b.tuned.0.st and b.tuned.1.st.
 
     Raises:
         UsageError: two members would write the same file.
@@ -229,9 +246,11 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
 def _check_members(
     members: Sequence[TrainingRequest], log: Log
 ) -> tuple[dict[str, FinetuneAnswer], list[TrainedMember]]:
-    """Return the answers of the trainings that were finished before, by name, and all of them as a dry run shows them.
+    """Check several trainings before the first begins, and return what was finished before, and the plan of all.
 
-    Every training is checked before the first begins.
+    Returns:
+        The answers of the trainings that an earlier command finished, by name; empty without ``--resume``.
+        All trainings as a dry run shows them.
 
     Args:
         members: the trainings.
@@ -248,8 +267,8 @@ def _check_members(
         model = member.models[0]
         is_begun = files.state.exists() or bool(files.weights())
 
-        # New members of one model differ only in their seeds and files, so only the first of them is checked. With
-        # --resume, what was begun is compared with what its files say.
+        # Members of one model differ only in their seeds and files, so only the first of them is checked; others get
+        # its plan with files of their own. But with --resume, each that was begun is compared with its files.
         answer = None
         if model in plan_of_model and not (member.resume and is_begun):
             update = {"output": str(files.paths[-1]), "files_": files_of_members(files)}
@@ -259,7 +278,7 @@ def _check_members(
             plan = plan_of_model[model] = prepared.plan
             answer = earlier_answer(prepared, log)
         if answer is None:
-            check_files(member)
+            check_files(member)  # raises an error for a file that is in the way
         else:
             finished_before[member.name] = answer
         is_finished = None if answer is None else True  # None is left out of the answer

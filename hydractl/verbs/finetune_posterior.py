@@ -37,10 +37,11 @@ from hydractl.verbs.score import model_batches
 
 
 def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -> Outcome:
-    """Return the answer of fitting a Laplace approximation to the last linear layers of a model, which is written.
+    """Fit a Laplace approximation to the last linear layers of a model, write the model with it, and return the answer.
 
     The approximation is a Gaussian over the weights of these layers (the posterior); nothing is trained. Its width
-    depends on the curvature of the loss on the training data, and on the precision of a prior.
+    depends on the curvature of the loss on the training data, and on the precision of a prior. A dry run says what
+    would be done.
 
     Raises:
         UsageError: several models are given, or the model does not end in one linear layer.
@@ -48,7 +49,8 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
     if len(request.models) > 1:
         raise UsageError(f"--ensemble {options} takes one model, got {len(request.models)}")
 
-    # Open the model and the data, and plan.
+    # Open the model and the data, and plan. `named` is the model with the class names of the validation data; `samples`
+    # is how many samples the curvature counts as, which an option may set.
     source = _without_fitted(open_source(request.models[0], request.opening), log)
     path = file_path(request.output or f"{source.name}.laplace.st")
     data, val, named = _open_data_sets(source, request, log)
@@ -66,8 +68,9 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
             return Outcome(plan.model_copy(update={"dry_run": True, "warnings": log.warnings}))
         announce_reading([source], log)
 
-        # Compute the curvature of each member (one that is not fused has one). Choose the precision of the prior for
-        # each tower (a classifier has one): as given, by the NLL of the validation data, or by the marginal likelihood.
+        # Compute the curvature of each member (a model that is not fused has one). Choose the precision of the prior of
+        # each tower (a classifier has one; a model of images and texts has two): as given, by the NLL of the validation
+        # data, or by the marginal likelihood.
         model = build_model(source, request.device, request.dtype)
         fits = _fits(model, data, val, named, request, log)
         labels = None if val is None or val.labels is None else torch.from_numpy(val.labels)
@@ -92,8 +95,10 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
 def _without_fitted(source: Source, log: Log) -> Source:
     """Return the model without an earlier posterior, and without what ``calibrate`` has fitted to its logits.
 
-    Logs a warning if it had the latter, such as a temperature: the posterior changes the logits.
+    What was fitted to the logits, such as a temperature, does not fit the new posterior, which changes the logits: a
+    warning in the log names what is left out. An earlier posterior is replaced without a word.
     """
+    # Both are entries of the header, which may have other ones.
     extra = dict(source.description.extra)
     extra.pop(KEY, None)
     left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
@@ -107,8 +112,9 @@ def _without_fitted(source: Source, log: Log) -> Source:
 def _prior(
     member: int, fit: LaplaceFit, samples: float, labels: torch.Tensor | None, options: LaplaceOptions, log: Log
 ) -> dict[str, float]:
-    """Return, by tower, the precision of the prior over the weights: the one in the options, or the best of a range.
+    """Return the precision of the prior over the weights, by the name of the tower.
 
+    It is the value in the options, the same for all towers; without one, the best of a range of values for each tower.
     Logs a warning if the best value is the first or last of the range.
 
     Args:
@@ -149,7 +155,7 @@ def _description(
 
     The choices behind the posteriors stand in it twice: as what the model holds, and in its provenance.
     """
-    # The samples that were used, for "seen" and as fingerprints.
+    # The data may no longer serve as test data: "seen" lists them, by hashes of their samples.
     entries_of_data = [entry("laplace", "calibration", data)]
     val_fingerprint = None
     if val is not None:
@@ -173,12 +179,13 @@ def _description(
 
 
 def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple[Dataset, Dataset | None, Source]:
-    """Return the training data, the validation data, and the model with the classes of the latter.
+    """Return the training data, the validation data, and the model with the class names of the validation data.
 
-    Training data are pairs of image and caption for a model of two towers. Validation data lack the samples of the
-    training data; None without ``--val``. What is odd about the data is logged.
+    Training data are pairs of image and caption for a model that compares images with texts, and else samples whose
+    labels are not read. Validation data are None without ``--val``; they lack the samples that are training data, too.
+    What is odd about the data is logged.
     """
-    # A family without classes of its own has two towers, and trains on pairs.
+    # A model without classes of its own compares images with texts (it has two towers), and trains on pairs.
     needs_pairs = source.family.classes(source.description.config) is None
     data = open_data(
         request.train,
@@ -204,7 +211,10 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
 def _fits(
     model: HydraModel, data: Dataset, val: Dataset | None, named: Source, request: TrainingRequest, log: Log
 ) -> list[LaplaceFit]:
-    """Return the curvature of the loss for the last layers of each member, from passes over the training data.
+    """Return the curvature of the loss for the last layers of each member, from one pass over the training data.
+
+    A classifier has one last layer. A model of two towers, which compares images with texts, has two: the projections
+    of images and of texts.
 
     Args:
         model: a classifier, or a model of two towers.
@@ -223,11 +233,11 @@ def _fits(
         log.warn_all([one_class_warning(val)])
         validation = _read(model, val, request, log)
 
-    # A classifier has one tower, and "chains" has one entry for each.
+    # A classifier has one tower ("chains" has one entry for each).
     if len(model.chains) == 1:
         return fit_classifier(model, _read(model, data, request, log), validation)
 
-    # Two towers: validation needs the features of the class names.
+    # Two towers: to classify validation images, their features are compared with those of the class names.
     classes = None
     if named.description.labels is not None and val is not None:
         classes = model.zero_shot(named.description.labels, named.description.prompt)

@@ -194,9 +194,10 @@ class Prepared(Opened):
 
 
 def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals: Interruptions) -> Outcome:
-    """Return the answer of training one model, in this process or in all of a team; its files are written, too.
+    """Train one model, write its files, and return the answer.
 
-    In a team only the answer of the first process (rank 0) is shown; the others return a silent one.
+    A team is several processes that train together; only the answer of the first process (rank 0) is shown, and the
+    others return a silent one. The answer is
 
     ======================================  ====================================
     dry run                                 what would be done; nothing is trained
@@ -205,6 +206,7 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
     else                                    trained from the beginning
     ======================================  ====================================
     """
+    # Open and check everything. From here on, `request` has what the method of --ensemble adds, e.g. an adapter.
     prepared = prepare(request, log)
     request = prepared.request
     is_first = team.rank == 0
@@ -216,7 +218,9 @@ def train_one_model(request: TrainingRequest, log: Log, team: Processes, signals
         check_files(request)
     if not request.dry_run:
         announce_reading([prepared.source], log)
-    answer = earlier_answer(prepared, log)
+    answer = earlier_answer(prepared, log)  # None unless the training is finished
+
+    # A dry run, and a finished training, have an answer without training.
     if request.dry_run:
         plan = FinetuneAnswer.planned(**dict(prepared.plan), recipe=request.recipe, warnings=log.warnings)
         return Outcome(plan, silent=not is_first)
@@ -246,13 +250,13 @@ def check_files(request: TrainingRequest) -> None:
 def prepare(request: TrainingRequest, log: Log) -> Prepared:
     """Return the opened model and data of a training, checked, with the plan of what will be trained and written.
 
-    What is odd about them is logged.
+    Nothing is trained or written here. What is odd about the model and the data is logged.
 
     Raises:
         UsageError: the model or the settings do not allow a training.
         InputError: training and validation data have different classes.
     """
-    # The model, as far as its file tells.
+    # Find the model and check what its header tells; its weights are read later.
     sources = open_sources(request.models, request.opening)
     source = only_one(sources, "finetune")
     sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
@@ -260,7 +264,8 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         hint = "computing in bfloat16 is --autocast bfloat16"
         raise UsageError(f"finetune trains in float32, not {request.dtype}", hint=hint)
 
-    # Open the model and its data.
+    # Complete the request: the name of the output, and what the method of --ensemble adds, e.g. an adapter. Then open
+    # the data and make the start of the model.
     output = request.output or f"{source.name}.tuned{seed_mark(request.seed)}.st"
     request = replace(request, output=output).with_method()
     files = request.files  # raises UsageError for a log that is another file of this training
@@ -278,7 +283,7 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
         if opened.left_out:
             log.info(left_out_words(opened.val_set, opened.left_out))
 
-    # Plan the training.
+    # Plan the training: the number of steps, the costs of the model, and the files.
     samples = len(opened.train_set)
     steps = request.total_steps(samples)
     request.begin_course(samples)  # raises UsageError if there are too few steps
@@ -310,10 +315,14 @@ def files_of_members(files: RunFiles, digests: Sequence[str] = ()) -> list[Train
 
 
 def earlier_answer(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
-    """Return the answer of a training that is finished, for ``--resume``; None if it is still to be done.
+    """Return the answer of a training that an earlier command has finished; None if it is still to be done.
 
-    A finished training has removed its state file and left its output files, whose headers hold its settings and what
-    came of it. Of an unfinished one a dry run says how far it is.
+    ================================  =======================================================
+    without ``--resume``              None
+    a state file is there             None: it is unfinished; a dry run logs how far it is
+    output files are missing          None
+    all output files are there        the answer, from the settings and results in their headers
+    ================================  =======================================================
 
     Raises:
         InputError: an output, or the unfinished run, belongs to another training; all differences are listed.
@@ -350,9 +359,10 @@ def _answer(prepared: Prepared, results: Mapping[str, object], digests: Sequence
 
 
 def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Interruptions) -> Outcome:
-    """Return the answer of a training that was checked before; train, and write the models.
+    """Train a model that was checked before, write the trained model or models, and return the answer.
 
-    While it runs, a state file holds how far it is; it is removed at the end. In a team, only the first process writes.
+    While it runs, it is saved in a state file from time to time; the file is removed at the end. If several processes
+    train together (a team), only the first one writes, and the answers of the others are silent.
 
     Args:
         prepared: everything that was checked before.
@@ -387,7 +397,8 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
             saved = state.begin(log, resume=request.resume, force=request.force)
         elif is_resumed:
             saved = state.load(Log())  # every process needs what was saved; only the first says so
-        team.gather(None)  # wait for all: the first process must not save over the state before the others have read it
+        # Wait until all processes have read the state: only then may the first one save over it.
+        team.gather(None)
 
         # The log of the run, a file of the first process. A resumed run goes on behind what it had written by then.
         run_log = RunLog()  # writes nothing

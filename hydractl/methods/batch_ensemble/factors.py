@@ -57,7 +57,11 @@ class RankOneProjections(RankOne):
         self.packing = packing
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight of queries, keys and values, each multiplied by its own factors."""
+        """Return the weight of queries, keys and values, each multiplied elementwise by its own matrix s r'.
+
+        Args:
+            weight: the three weights, joined along the rows as the bank of heads has them.
+        """
         s_of_projections = self.s.split(self.packing.rows)
         r_of_projections = self.r.chunk(3)
         products = []
@@ -76,7 +80,8 @@ class BatchEnsemble:
     def add(self, model: HydraModel, seed: int) -> None:
         """Put trainable factors r and s on the linear layers of all blocks: a weight W becomes W * (s r'), elementwise.
 
-        The seed draws the factors, layer by layer. See :class:`hydractl.training.adapters.Adapter`.
+        The model is changed in place. The seed draws the factors, layer by layer. A bank holds the weights of all heads
+        of one attention module. See :class:`hydractl.training.adapters.Adapter`.
         """
         generator = torch.Generator().manual_seed(seed)
 
@@ -90,7 +95,7 @@ class BatchEnsemble:
             put(bank, "qkv", RankOneProjections(bank.qkv.detach(), bank.packing))
             put(bank, "out", RankOne(bank.out.detach()))
 
-        # The linear layers of the MLPs are listed first, since putting a factor on a layer adds a module to it.
+        # Then the linear layers of the MLPs, listed before any is changed, since a factor adds a module to its layer.
         inside_blocks = tuple(f"{path}." for path in model.block_paths)
         layers: list[Any] = []
         for path, module in model.networks[0].named_modules():
@@ -101,7 +106,7 @@ class BatchEnsemble:
             put(layer, "weight", RankOne(layer.weight.detach()))
 
     def trains(self, model: HydraModel) -> set[str]:
-        """Return the names of the factors, and of the biases of the layers that have factors."""
+        """Return the names of the parameters to train: the factors, and the biases of the layers that have factors."""
         factors = added_names(model)
         biases = set()
         for path, module in model.networks[0].named_modules():

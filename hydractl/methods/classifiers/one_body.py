@@ -28,7 +28,13 @@ class OneBody(Together):
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]]) -> None:
-        """Replace the last layer of the model by the classifiers of all members, one after another."""
+        """Replace the last layer of the model, in place, by the classifiers of all M members, one after another.
+
+        Args:
+            model: a model with one classifier.
+            drawn: for each member the weights of a whole model, as its library initialises them; only the classifier is
+                used.
+        """
         super().__init__([model], len(drawn))
         self._heads = last_layer_names(model, drawn[0])
 
@@ -72,9 +78,14 @@ def last_layer_names(model: HydraModel, names: Iterable[str]) -> list[str]:
 
 
 def replace_parameter(model: HydraModel, name: str, tensor: Tensor) -> Any:
-    """Replace a parameter of a model by a tensor of another shape, and return the module that holds the parameter.
+    """Replace a parameter of a model, in place, and return the module that holds it.
 
     The new parameter has the dtype and the device of the old one.
+
+    Args:
+        model: a model with one member.
+        name: the name of the parameter.
+        tensor: the new value, which may have another shape.
     """
     path, _, attribute = name.rpartition(".")
     module: Any = model.networks[0].get_submodule(path)

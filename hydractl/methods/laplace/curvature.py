@@ -80,7 +80,14 @@ class Curvature:
 
     @classmethod
     def from_factors(cls, a: Tensor, b: Tensor, layer: LastLayer) -> Curvature:
-        """Return the curvature of a layer with the factors A ``[d, d]`` and B ``[k, k]``."""
+        """Return the curvature of a layer: the eigenvalues and eigenvectors of its two Kronecker factors, in float64.
+
+        Args:
+            a: the factor A of the d inputs of the layer, ``[d, d]``, symmetric.
+            b: the factor B of its k outputs, ``[k, k]``, symmetric.
+            layer: the layer, whose weights count for the prior.
+        """
+        # Rounding may make an eigenvalue of zero negative, which `clamp` undoes.
         a_values, a_vectors = torch.linalg.eigh(a)
         b_values, b_vectors = torch.linalg.eigh(b)
         weight = layer.weight.cpu().double()
@@ -130,14 +137,14 @@ class LaplaceFit:
 
     @torch.no_grad()
     def choose_priors(self, count: float, labels: Tensor | None) -> dict[str, float]:
-        """Return the prior precision of each tower, by the name of the tower.
+        """Return the best prior precision for each tower, by the name of the tower, out of :data:`PRIORS`.
 
-        All priors of :data:`PRIORS` are tried. With validation data, all towers get the same one, with the lowest NLL.
-        Without, each tower gets the one with the highest evidence (the marginal likelihood of the training data).
+        Without validation data, each tower gets the one with the highest evidence (the marginal likelihood of the
+        training data). With validation data, all towers get the same one, with the lowest NLL on them.
 
         Args:
-            count: the number of samples, or the pseudo-data count.
-            labels: the labels ``[N]`` of the validation data; None without.
+            count: how many training samples the curvature counts as.
+            labels: the labels ``[N]`` of the validation data, or None.
         """
         if self.logits is None or labels is None:
             priors = {}
@@ -173,23 +180,25 @@ _LogitsAndFeatures = tuple[Tensor, list[Tensor]]
 
 @torch.no_grad()
 def fit_classifier(model: HydraModel, batches: Inputs, val: Inputs | None) -> list[LaplaceFit]:
-    """Return the curvature of each member's classifier: how much its loss bends if the weights change.
+    """Return for each member of a model the curvature of its classifier, i.e. of its last layer.
 
-    The curvature of a layer is approximated by a Kronecker product of two small matrices: A = mean x x' ``[d, d]`` over
-    the inputs x of the layer, and B = mean (diag p - p p') ``[C, C]``, the curvature of the cross-entropy in its
-    outputs, with p the probabilities.
+    The curvature says how much the loss bends if the weights of the layer change. It is approximated by a Kronecker
+    product of two small matrices: A = mean x x' ``[d, d]`` over the inputs x of the layer, and B =
+    mean (diag p - p p') ``[C, C]``, the curvature of the cross-entropy in its outputs, with p the probabilities.
 
     Args:
         model: the model.
         batches: the samples from which the curvature is computed.
-        val: validation samples; None without.
+        val: validation samples, or None.
 
     Returns:
-        One fit per member; with validation samples it can also compute logits on them.
+        One fit for each member. With validation samples it also has a function that computes logits on them, by which a
+        prior is chosen later.
 
     Raises:
         InputError: the logits are not a linear function of the features that enter the last layer.
     """
+    # A classifier has one last layer in each member.
     layers = [layers_of_member[0] for layers_of_member in last_layers(model)]
 
     # Sum the factors of each member over all samples: x x' for A, and diag p - p p' for B.
@@ -265,16 +274,20 @@ def _scaled_logits(validation: Sequence[_LogitsAndFeatures], member: int, layer:
 def fit_pairs(
     model: HydraModel, batches: Iterable[tuple[Any, Any]], val: Inputs | None, classes: HydraModel | None
 ) -> list[LaplaceFit]:
-    """Compute the curvature of both projections of each member, from pairs of images and captions.
+    """Return for each member of a model the curvature of its two projections, from pairs of images and captions.
+
+    The model compares images with texts. Its last layers are projections: one takes images and one takes texts to the
+    space where they are compared. The curvature says how much the loss bends if their weights change.
 
     Args:
         model: the model.
         batches: images and captions from which the curvatures are computed.
-        val: validation images; None without.
-        classes: the model with the classes of ``val`` as its prompts; None without.
+        val: validation images, or None.
+        classes: the model with the classes of ``val`` as its prompts, or None.
 
     Returns:
-        One fit per member; with validation images it can also compute logits on them.
+        One fit for each member. With validation images and classes it also has a function that computes logits on them,
+        by which a prior is chosen later.
     """
     layers_of_members = last_layers(model)
     read_images = model.chain_of_samples.of_projection()
@@ -313,8 +326,9 @@ def _curvatures_of_towers(
 ) -> dict[str, Curvature]:
     """Return the curvatures of the projections of both towers of one member, by the name of the tower.
 
-    A projection W turns what a tower reads out, x, into the feature W x, which is compared with the other tower's
-    features by cosines. Its curvature has the factors A = mean x x' and B, see :func:`compared_factor`.
+    A tower is an encoder, of images or of texts. Its projection W turns its output x into the feature W x, which is
+    compared with the other tower's features by cosines. The curvature of W is approximated by a Kronecker product of
+    A = mean x x' and B, see :func:`compared_factor`.
 
     Args:
         model: the model.
@@ -335,17 +349,18 @@ def _curvatures_of_towers(
     for index, layer in enumerate(layers):
         x = entering[index].cpu().double()
         a = x.T @ x / len(x)  # A = E[x x']
-        others = features[1 - index]
+        others = features[1 - index]  # of the other tower
         b = compared_factor(features[index], others, float(scale), float(bias), each_alone)
         curvatures[layer.tower] = Curvature.from_factors(a, b, layer)
     return curvatures
 
 
 def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float, each_alone: bool) -> Tensor:
-    """Compute the factor B of the projection of one tower, ``[D, D]``, float64.
+    """Return the factor B of the projection of one tower (an encoder of images or of texts), ``[D, D]``, float64.
 
-    B says how much the loss bends if the features of this tower move. Only their direction matters, as features are
-    normalised: J below leads from a change of a feature to the change of its logits, and L from there to the loss.
+    B says how much the loss bends if the features of this tower move: it is the mean over samples of J' L J, where J
+    leads from a change of a feature to the change of its logits, and L from there to the loss. Only the direction of a
+    feature matters, as features are normalised.
 
     Args:
         features: the features of the tower before they are normalised, ``[N, D]``.
@@ -354,8 +369,8 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
         scale, bias: the logits are ``scale * cosine + bias``.
         each_alone: whether each pair has its own loss (sigmoid) instead of a softmax over all others.
     """
-    # B is the mean over samples of J' L J, where J = s H (I - u u') / |g|. Here g is a feature, u = g / |g|, and H has
-    # the normalised features of the others as rows (`h`). L is the Hessian of the loss with respect to the logits.
+    # J = s H (I - u u') / |g|, where s is the scale, g a feature, u = g / |g|, and H has the normalised features of the
+    # others as rows (`h`). L is the Hessian of the loss with respect to the logits.
     # Let w = s^2 / |g|^2. J' L J is w (I - u u') H' L H (I - u u'). Multiplied out and summed over samples, that is
     #   the sum of w H' L H,
     #   minus the sum of w u (H' L H u)' and its transpose,
@@ -397,11 +412,14 @@ def compared_factor(features: Tensor, others: Tensor, scale: float, bias: float,
 
 
 def _compared_parts(features: Tensor, others: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield features ``[B, D]`` with the others ``[P, D]`` of their part, so that memory does not grow with the pairs.
+    """Yield features ``[B, D]`` of one tower with those of the other that they are compared with, ``[P, D]``.
+
+    The N pairs are divided into parts of about :data:`PAIRS_COMPARED`; features are compared within their part only.
+    B is limited, so that a table of ``[B, P]`` fits into memory.
 
     Args:
         features: the features of one tower, ``[N, D]``.
-        others: those of the other tower, ``[N, D]``.
+        others: those of the other tower, ``[N, D]``; row i of both is a pair.
     """
     parts = math.ceil(len(features) / PAIRS_COMPARED)
     for of_one, of_other in zip(features.tensor_split(parts), others.tensor_split(parts), strict=True):
@@ -423,6 +441,7 @@ def _compared_logits(
         layers: its projections of images and of texts.
         inputs: the inputs of these projections: of the images, and of the prompts of the classes.
     """
+    # The inputs stay the same: the function is called with other posteriors for every prior that is tried.
     network = model.networks[member]
 
     def logits_of(posteriors: Sequence[Posterior]) -> Tensor:

@@ -30,7 +30,14 @@ class LowRank(nn.Module):
     """
 
     def __init__(self, weight: Tensor, rank: int, alpha: float, count: int = 1) -> None:
-        """Create the matrices for a weight ``[count * rows, columns]``; :meth:`draw` fills A."""
+        """Create the matrices A and B, still without values in A, which :meth:`draw` fills; B is zero.
+
+        Args:
+            weight: the weight ``[count * rows, columns]`` to which (alpha / rank) B A is added.
+            rank: the rank of the product B A.
+            alpha: the numerator of its factor.
+            count: how many weights are stacked in ``weight``, each with matrices of its own.
+        """
         super().__init__()
         rows, columns = weight.shape
         rows_of_each = rows // count
@@ -69,7 +76,12 @@ class LowRankProjections(LowRank):
             self.b = nn.Parameter(weight.new_zeros((rows, rank)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the weight of queries, keys and values, plus the scaled product of the matrices of each."""
+        """Return the weight of queries, keys and values with the scaled product B A of each added.
+
+        Args:
+            weight: the three weights, joined along the rows as the bank of heads has them.
+        """
+        # If heads share keys and values (`packing.keys`), the parts have different numbers of rows.
         b_of_projections: Iterable[Tensor] = self.b
         if self.packing.keys is not None:
             b_of_projections = self.b.split(self.packing.rows)
@@ -87,10 +99,10 @@ class LoRA:
     options: LoraOptions
 
     def add(self, model: HydraModel, seed: int) -> None:
-        """Put trainable matrices A and B on the heads: a weight W becomes W + (alpha / rank) B A.
+        """Put trainable matrices A and B on the heads, in place: a weight W becomes W + (alpha / rank) B A.
 
-        The seed draws A; B is zero, so the model does not change at first. See
-        :class:`hydractl.training.adapters.Adapter`.
+        The seed draws A; B is zero, so the model does not change at first. A bank holds the weights of all heads of one
+        attention module. See :class:`hydractl.training.adapters.Adapter`.
         """
         generator = torch.Generator().manual_seed(seed)
 

@@ -84,7 +84,14 @@ class ManyInputs(OneBody):
     """
 
     def __init__(self, model: HydraModel, drawn: Sequence[dict[str, Tensor]], maker: Mimo, *, scratch: bool) -> None:
-        """Replace the first layer of the model, in place, by one that embeds M inputs and sums their embeddings."""
+        """Replace the first layer of the model, in place, by one that embeds M inputs and sums their embeddings.
+
+        Args:
+            model: the model, with one classifier.
+            drawn: for each of M members the weights of a whole model, as its library initialises them.
+            maker: deals the samples of a batch to the inputs.
+            scratch: whether the weights of the model are random, not pretrained.
+        """
         super().__init__(model, drawn)
         self.maker = maker
         self._stem = f"{_stem_path(model)}.weight"
@@ -106,10 +113,14 @@ class ManyInputs(OneBody):
         self._layer = [layer]  # in a list, so that it is not registered as a second submodule
 
     def answers(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of all members, ``[M, B * repeats, classes]``, and the labels of their samples.
+        """Return the logits of all members, ``[M, B * repeats, classes]``, and the labels they should give.
 
-        Each run of the network reads M samples, one at each input, and member m answers for the sample at input m. The
-        labels are ``[M, B * repeats]``.
+        The labels are ``[M, B * repeats]``. Each run of the network reads M samples, one at each input, and member m
+        classifies the sample at input m. Every input gets each sample of the batch ``repeats`` times, in random order.
+
+        Args:
+            inputs: the images of a batch, ``[B, C, H, W]``.
+            labels: their classes, ``[B]``.
         """
         # For each input, the samples that it takes, by their indices in the batch.
         rows_of_inputs = self.maker.deal(labels.shape[0])  # [M, B * repeats]
@@ -137,11 +148,11 @@ class ManyInputs(OneBody):
 
 
 def _stem_path(model: HydraModel) -> str:
-    """Return the path of the single convolution that reads the images and makes patches of them.
+    """Return the path of the first layer of a model: the single convolution that makes patches of the images.
 
     Raises:
-        UsageError: the model reads texts, has no such layer, several, or one that reads features of other layers, as in
-            hybrids.
+        UsageError: the model reads texts; it has no such convolution, or several; or the convolution reads the features
+            of other layers instead of the image, as in hybrids of a CNN and a transformer.
     """
     if model.description.reads == "text":
         raise UsageError(f"--ensemble mimo takes models that read images, not {model.description.arch}")
@@ -159,12 +170,13 @@ def _stem_path(model: HydraModel) -> str:
 
 
 def _embedded(layer: Any, x: Tensor) -> Tensor:
-    """Return the sum of the embeddings of M inputs, ``[B, d, H / p, W / p]``; in a test these are M times the input x.
+    """Return the sum of the embeddings of M inputs, ``[B, d, H / p, W / p]``, for patches of p pixels.
+
+    In training the M inputs are different images, in ``layer.dealt``. Otherwise that is None, and all M are ``x``.
 
     Args:
-        layer: a convolution to patches of p pixels that has the weights ``[M, ...]`` of all inputs; ``layer.dealt`` has
-            the M inputs in training, and is None in a test.
-        x: the input that the network was called with.
+        layer: a convolution with the weights of all inputs, ``[M, d, C, p, p]``.
+        x: the input that the network was called with, ``[B, C, H, W]``.
     """
     weight: Tensor = layer.weight
     inputs = layer.dealt

@@ -28,9 +28,13 @@ class Packed(MemberMaker):
     options: PackedOptions
 
     def sources(self, source: Source, seed: int) -> tuple[Source, ...]:
-        """Return the narrow members.
+        """Return the narrow networks that are trained together as members, with random weights.
 
-        Their weights are drawn with the seed and the seeds after it.
+        Their weights are drawn with ``seed`` and the seeds after it.
+
+        Args:
+            source: the wide model, whose weights are random (``drawn_by`` is the seed that drew them, else None).
+            seed: the seed of the first member.
 
         Raises:
             UsageError: the model has weights that were not drawn, which a narrow network cannot take over; or a member
@@ -45,7 +49,7 @@ class Packed(MemberMaker):
         return tuple(members)
 
     def _narrowed(self, source: Source) -> Source:
-        """Return the model with the configuration of a member, but still with the wide tensors.
+        """Return the model with the configuration of a narrow member; its tensors are still those of the wide model.
 
         A member has the share ALPHA / M of each size: with M = 3 and ALPHA = 2, 4 of 6 heads and a width of 256 of 384.
 
@@ -67,7 +71,7 @@ class Packed(MemberMaker):
                 hint="packed are the ViTs of timm",
             )
 
-        # Every size must be exactly the wanted share of the wide size, so a size that is not whole is an error.
+        # Every size must be exactly the wanted share of the wide size. If a share is no whole number, the two differ.
         wide_sizes = _sizes(source, description.config)
         wanted_sizes = [size * share for size in wide_sizes]
         if _sizes(source, config) != wanted_sizes:
