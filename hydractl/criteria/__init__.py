@@ -38,6 +38,10 @@ def any_criterion_names() -> list[str]:
 def _read(text: str, names: list[str]) -> AnyCriterion:
     """Return the criterion that a text such as ``cahp:degree=2`` stands for: a name, perhaps with arguments.
 
+    Args:
+        text: the text, as ``--method`` takes it.
+        names: the criteria that may be chosen: of heads, of single weights, or of both.
+
     Raises:
         ValueError: the name is not in ``names``, or an argument is wrong.
     """

@@ -54,12 +54,17 @@ class Argument:
             raise self._wrong_type(name, text) from None
 
     def check(self, name: str, value: Any) -> None:
-        """Check that a value, from a text or from Python, is a finite number of the type and in range.
+        """Check that a value, from a text or from Python, is a finite number of the declared type and in its range.
+
+        Args:
+            name: the name of the argument, for the message.
+            value: the value.
 
         Raises:
             ValueError: it is not.
         """
-        # True and False, which Python counts as integers, are no numbers. A comparison with NaN is never true.
+        # True and False are no numbers here, though Python counts them as integers. NaN is refused like infinity, since
+        # a comparison with NaN is never true.
         _, types = _KINDS[self.type]
         if isinstance(value, bool) or not isinstance(value, types) or not abs(value) < math.inf:
             raise self._wrong_type(name, value)

@@ -66,10 +66,10 @@ class AnyCriterion:
         return {argument_field.name: argument_field.metadata["argument"] for argument_field in fields(cls)}
 
     def with_arguments(self, text: str) -> Self:
-        """Return this criterion with the arguments in a text, such as ``degree=2``.
+        """Return this criterion with the arguments in a text, such as ``degree=2``; several are separated by commas.
 
         Raises:
-            ValueError: the text names no argument of this criterion, or a wrong value.
+            ValueError: a name is no argument of this criterion or comes twice, or a value is wrong.
         """
         declared = self.arguments()
         values: dict[str, Number] = {}

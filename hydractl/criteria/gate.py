@@ -22,7 +22,11 @@ class Gate(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
+        """Return the scores of the heads at each site (attention module), by its index.
+
+        Each head gets a gate, a factor of its output. The score is the mean over the samples of the absolute gradient
+        of the loss with respect to the gate, divided by the l2 norm of the scores of its site.
+        """
         import torch
         from torch.nn import functional as F
 
@@ -34,8 +38,8 @@ class Gate(Criterion):
         sites_with_heads = [site_index for site_index in sites if len(sums[site_index])]
 
         # The absolute value is taken per sample, so each sample needs its own gradient. Sites that samples run through
-        # have one gate per sample. The prompts of classes are shared by all samples: their sites have one gate, and
-        # need one backward pass per sample.
+        # have one gate per sample and head, and one backward pass is enough. A zero-shot model also has sites for the
+        # prompts of classes, which all samples share: one gate per head, and one backward pass per sample.
         sites_of_samples = set(model.chain_of_samples.sites)
         progress_bar = calibration.log.progress("gate", calibration.size, "samples")
         with gates_kept(model) as gates_before, progress_bar as progress:
@@ -77,12 +81,13 @@ class Gate(Criterion):
 
 
 def _add_gradients(sums: dict[int, Tensor], loss: Tensor, gates: dict[int, Tensor]) -> None:
-    """Add the absolute gradients of a loss with respect to some gates to the sums.
+    """Add the absolute gradients of a loss with respect to some gates to the sums, in place.
 
     Args:
-        sums: the sums so far, ``[heads]`` for each site; changed in place.
-        loss: a scalar, whose graph is kept.
-        gates: the gates ``[rows, heads]`` of each site; the gradients are summed over rows.
+        sums: the sums so far, ``[heads]`` by the index of the site (attention module).
+        loss: a scalar; its graph is kept, since the caller may differentiate it, or other losses, once more.
+        gates: the gates of each site, ``[B, heads]`` or ``[1, heads]``; absolute gradients are summed over the first
+            axis.
     """
     import torch
 

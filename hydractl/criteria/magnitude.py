@@ -21,7 +21,11 @@ class Magnitude(Criterion):
     needs_data = False
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Score heads from the weights alone."""
+        """Return the scores of the heads at each site (attention module), by its index, from the weights alone.
+
+        A score is the mean of the mean magnitudes of a head's query, key, value and output projections; the model does
+        not run.
+        """
         scores = {}
         for site_index in sites:
             weights = model.head_weights(site_index).for_each_head()

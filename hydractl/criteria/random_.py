@@ -16,7 +16,7 @@ class RandomHeads(Criterion):
     compares_towers = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Return random scores of the present heads, by the index of the site.
+        """Return random scores of the present heads at each site (attention module), by its index.
 
         A score is drawn for every head, present or not, so that removing heads does not change the scores of others.
         """

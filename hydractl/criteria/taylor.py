@@ -19,7 +19,11 @@ class Taylor(Criterion):
     needs_data = True
 
     def score(self, model: ScoredModel, calibration: Calibration, sites: Sequence[int]) -> dict[int, list[float]]:
-        """Run the model once forward and backward over the sample; return the scores of the heads at each site."""
+        """Return the scores of the heads at each site (attention module), by its index.
+
+        The score is the mean magnitude of the product w g over the weights w of the query, key and value projections
+        of a head, where g is the gradient of the mean loss of the sample.
+        """
         import torch
 
         # The packed projections of each site that has heads, and the sums of their gradients in float64.

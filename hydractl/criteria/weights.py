@@ -24,7 +24,7 @@ _MATRICES = ("proj", "text_projection", "qkv", "out", "pos_q", "pos_k")
 
 
 def matrices(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weight matrices of linear layers and convolutions of a network, by name.
+    """Return the weights of the linear layers and convolutions of a network, by name.
 
     These are the parameters of two or more dimensions that are called ``...weight`` or have a name of
     :data:`_MATRICES`. So biases, norms, LayerScale, tokens, embeddings of words and positions, and tables of distances
@@ -59,14 +59,15 @@ def biases(network: nn.Module) -> dict[str, nn.Parameter]:
     parameters = dict(network.named_parameters(remove_duplicate=False))
     by_name = {}
     for name in matrices(network):
-        # The names that the bias may have: beside the matrix, or beside the layer that holds it.
+        # The names that the bias may have. It lies beside the matrix in the same layer.
         if name.endswith("weight"):
             names = [name.removesuffix("weight") + "bias"]
         else:
             names = [f"{name}_bias"]
+        # Or it lies beside the layer: of one layer for queries, keys and values, if keys have no bias. The biases of
+        # `attn.qkv.weight` then are `attn.q_bias` and `attn.v_bias`.
         path, _, _ = name.rpartition(".")
         owner, _, layer = path.rpartition(".")
-        # One layer for queries, keys and values: if keys have no bias, the biases lie beside the layer.
         if layer == "qkv":
             names += [f"{owner}.{part}_bias" for part in "qkv"]
         for candidate in names:
@@ -150,9 +151,10 @@ class OBA(WeightCriterion):
         self._steps = 0
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Return the scores; afterwards the model has products instead of its weights.
+        """Return the scores by the names of the tensors; afterwards the model has products instead of its weights.
 
-        With p the product w (H w) of a weight, and mean(p) its mean over all steps so far, the score is
+        Weights are removed in several steps, and each step calls this again. With p the product w (H w) of a weight,
+        and mean(p) its mean over all steps so far, the score is
         |mean(p)| / max |mean(p)| + |w|; the maximum is over its tensor.
         """
         products = _products(model, calibration)
@@ -171,11 +173,12 @@ class OBA(WeightCriterion):
 
 
 def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
-    """Return ``w (H w)`` of every parameter that requires a gradient, by the library's names, on the CPU.
+    """Return the products ``w (H w)`` of all trained weights w, by the library's names, on the CPU.
 
-    For each weight this is about how much it and all other weights together bend the loss. H itself would be far too
-    large; H w needs only two backward passes. H is the mean over the samples of the second derivatives of the logits,
-    weighted by the gradient of the loss, see :class:`OBA`. The parameters of the model are overwritten by the products.
+    Trained are the parameters that require gradients; a tensor of products has the shape of its parameter. For each
+    weight this is about how much it and all other weights together bend the loss. H itself would be far too large; H w
+    needs only two backward passes. H is the mean over the samples of the second derivatives of the logits, weighted by
+    the gradient of the loss, see :class:`OBA`. The parameters of the model are overwritten by the products.
     """
     import torch
     from torch.nn import functional as F
@@ -183,7 +186,7 @@ def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    # Copies of the weights as constants, so that the second differentiation goes only through the gradients.
+    # Copies of the weights as constants (w below), so that the second differentiation goes only through the gradients.
     constants = [parameter.detach().clone() for parameter in parameters]
     sums = [torch.zeros_like(constant, dtype=torch.float64) for constant in constants]  # H w, summed over batches
 
@@ -210,7 +213,7 @@ def _products(model: Any, calibration: Calibration) -> dict[str, Tensor]:
                 total += hessian_product.double()
             progress.advance(len(labels))
 
-    # Write the products over the weights, so that the model returns them under the library's names.
+    # Write the products over the weights, so that the model, which knows the library's names, returns them by these.
     with torch.no_grad():
         for parameter, constant, total in zip(parameters, constants, sums, strict=True):
             parameter.copy_(constant.double() * total / calibration.size)
@@ -245,7 +248,7 @@ WEIGHT_CRITERIA: dict[str, type[WeightCriterion]] = {
 
 
 def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return masks, by name, that are True for the ``count`` weights with the lowest scores of all tensors.
+    """Return masks, by name, that are True for the ``count`` weights with the lowest scores of all tensors together.
 
     Of equal scores, the first are marked, by name and then by position. E.g. of the scores a = [3, 1] and b = [1, 1],
     the lowest two are a[1] and b[0].
@@ -256,14 +259,16 @@ def lowest_weights(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
     if not count:
         return {name: torch.zeros_like(values, dtype=torch.bool) for name, values in scores.items()}
 
-    # Find the highest score that is still marked (the limit). Partitioning finds it without sorting.
+    # Find the limit: the score at place `count`, counted from the lowest; with a count of 2 the 2nd lowest.
+    # Partitioning finds it without sorting.
     flat_scores = [values.reshape(-1).numpy() for values in scores.values()]
     all_scores = np.concatenate(flat_scores)
     all_scores.partition(count - 1)  # from now on the first `count` are the lowest
     lowest = all_scores[:count]
     limit = all_scores[count - 1].item()
 
-    # Mark all weights below the limit. Of the weights at the limit, mark as many as are left to mark.
+    # Mark all weights below the limit, of which there are fewer than `count`. Of the weights at the limit, mark the
+    # first ones, as many as are left to mark.
     below_limit = int((lowest < limit).sum())
     left_to_mark = count - below_limit
     masks = {}

@@ -31,7 +31,10 @@ class Cahp(Decider):
     )
 
     def check(self, sites: Sequence[Site]) -> None:
-        """Check that all heads read samples, and that the two required packages are installed.
+        """Check that the two required packages are installed, and that all heads read samples, not prompts.
+
+        Args:
+            sites: the attention modules whose heads are to be scored.
 
         Raises:
             UsageError: some heads are in a text tower, or a package is not installed.
