@@ -227,7 +227,7 @@ class RandomWeights(WeightCriterion):
     needs_data = False
 
     def score(self, weights: Mapping[str, Tensor], model: Any, calibration: Calibration) -> dict[str, Tensor]:
-        """Draw a score for every weight, whether it is removed already or not."""
+        """Return random scores, uniform on [0, 1); every weight gets one, whether it is removed already or not."""
         import torch
 
         generator = torch.Generator().manual_seed(calibration.seed)

@@ -111,7 +111,11 @@ class HeadMask:
         return HeadMask(self.heads, kept)
 
     def at(self, paths: Iterable[str]) -> HeadMask:
-        """Return this mask with some of its sites (attention modules) only, in model order; other paths are ignored."""
+        """Return this mask with only some of its sites (attention modules), in model order.
+
+        Args:
+            paths: the paths of these sites; a path that the mask does not have is ignored.
+        """
         wanted = set(paths)
         heads = {}
         kept = {}

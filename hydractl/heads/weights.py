@@ -121,7 +121,8 @@ class HeadWeights:
             key_positions = [position_of_key[key] for key in range(len(position_of_key))]
             key_head_count = max(key_heads) + 1
 
-        # Rows of keys and values go to the positions of key heads, all other rows to those of heads.
+        # Each tensor becomes zeros with more rows, into which its rows are copied: those of keys and values to the
+        # positions of key heads, all others to those of heads.
         def scatter(name: str, tensor: Tensor) -> Tensor:
             if name in OF_KEYS:
                 count = key_head_count

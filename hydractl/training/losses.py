@@ -113,7 +113,10 @@ class OfMembers(CrossEntropy):
     """Cross-entropy of members that are trained together."""
 
     def forward(self, batch: tuple[Any, Tensor]) -> Tensor:
-        """Return the loss of a batch: its mean loss, summed or averaged over members as their method says."""
+        """Return the loss of a batch of inputs and labels for members that are trained together, a scalar.
+
+        It is the mean over samples, summed or averaged over the members, as their method says.
+        """
         inputs, labels = batch
         with self.autocast():
             logits, labels_of_members = self.model.answers(inputs, labels)
@@ -241,7 +244,7 @@ def softmax_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     pairs = len(images)
 
     def loss_of_rows(start: int) -> Tensor:
-        """Return the summed loss of the images and of the texts in some rows, from ``start`` on."""
+        """Return the summed loss of at most ``rows`` images and as many texts, from ``start`` on, a scalar."""
         stop = min(start + rows, pairs)
         right_answers = torch.arange(start, stop, device=images.device)  # image i belongs to text i
         texts_of_images = compare(images[start:stop], texts)  # [rows, B]
@@ -267,7 +270,7 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
     """
 
     def loss_of_rows(start: int) -> Tensor:
-        """Return the summed loss of the images in some rows, from ``start`` on, with all texts."""
+        """Return the summed loss of at most ``rows`` images, from ``start`` on, with all texts, a scalar."""
         stop = start + rows
         logits = compare(images[start:stop], texts)  # [rows, B]
 
@@ -283,7 +286,9 @@ def sigmoid_loss(compare: Compare, images: Tensor, texts: Tensor, rows: int = RO
 
 
 def _sum_in_parts(loss_of_rows: Callable[[int], Tensor], count: int, rows: int) -> Tensor:
-    """Return the loss summed over all rows, in parts if there are many; parts are computed again for their gradients.
+    """Return the loss summed over all rows, a scalar; many rows are computed in parts, so that they fit into memory.
+
+    The activations of a part are not kept but computed again in the backward pass.
 
     Args:
         loss_of_rows: returns the sum over some rows, given the first of them.

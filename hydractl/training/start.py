@@ -319,7 +319,7 @@ def with_drawn_head(source: Source, seed: int) -> Source:
 
 
 def _classifier_tensors(source: Source, tensors: Mapping[str, Tensor], option: str) -> dict[str, Tensor]:
-    """Return the tensors that belong to the classifier.
+    """Return those of some tensors that belong to the classifier, by name.
 
     Args:
         source: the model, whose architecture says which tensors these are.

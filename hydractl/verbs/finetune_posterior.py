@@ -245,7 +245,7 @@ def _fits(
 
 
 def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[Any]:
-    """Yield batches of inputs on the model's device, in the order of the data."""
+    """Yield batches of inputs on the model's device, in the order of the data, with a progress bar."""
     with log.progress(data.where, len(data), "samples") as progress:
         for inputs, batch in model_batches(model, data, request.batch_size, request.workers):
             yield inputs
@@ -253,9 +253,9 @@ def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) 
 
 
 def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of images and captions on the model's device, in the order of the data."""
+    """Yield batches of images and captions on the model's device, in the order of the data, with a progress bar."""
     read = Reader(model, data, request.batch_size, request.workers)
-    first_epoch = 0
+    first_epoch = 0  # matters only for images that are changed at random, as these are not
     with log.progress(data.where, len(data), "pairs") as progress:
         for images, captions in read(range(len(data)), first_epoch):
             yield images, captions

@@ -302,11 +302,13 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
 
 
 def files_of_members(files: RunFiles, digests: Sequence[str] = ()) -> list[TrainedFile] | None:
-    """Return the output files of one training with the number of the member in each; None if it writes one model.
+    """Return the output files of one training that writes several models (members); None if it writes one.
+
+    Each file has the number of its member, from 1, and its SHA-256.
 
     Args:
         files: the files of the training.
-        digests: SHA-256 of each; none as long as they are not written.
+        digests: SHA-256 of each; empty as long as they are not written, which gives None for each.
     """
     if len(files.paths) == 1:
         return None
@@ -320,8 +322,8 @@ def earlier_answer(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
     ================================  =======================================================
     without ``--resume``              None
     a state file is there             None: it is unfinished; a dry run logs how far it is
-    output files are missing          None
-    all output files are there        the answer, from the settings and results in their headers
+    some of its outputs are missing   None
+    all its outputs are there         the answer, from the settings and results in their headers
     ================================  =======================================================
 
     Raises:
@@ -345,12 +347,12 @@ def earlier_answer(prepared: Prepared, log: Log) -> FinetuneAnswer | None:
 
 
 def _answer(prepared: Prepared, results: Mapping[str, object], digests: Sequence[str], log: Log) -> FinetuneAnswer:
-    """Return the answer of a training.
+    """Return the answer of a finished training: its plan, its results, and the SHA-256 of what it has written.
 
     Args:
-        prepared: the training.
-        results: by field what came of it.
-        digests: SHA-256 of each weight file; the answer names the last.
+        prepared: the training, with its plan.
+        results: the results, by the names of the answer's fields; they replace fields of the plan of the same names.
+        digests: SHA-256 of each weight file, at least one; of several models the answer names the last one's.
         log: has the warnings of the command.
     """
     facts = {**dict(prepared.plan), **results}

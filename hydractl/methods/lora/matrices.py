@@ -68,7 +68,16 @@ class LowRankProjections(LowRank):
     """
 
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
-        """Create three A, and three B of equal size, or one B if keys have fewer rows than queries."""
+        """Create the matrices A and B for the joined weight of queries, keys and values.
+
+        There are three A. There are three B of equal size; but if heads share keys and values, keys have fewer rows than
+        queries, and one B has the rows of all three.
+
+        Args:
+            packing: how the three weights are joined.
+            weight: the joined weight ``[rows, columns]``.
+            rank, alpha: the rank of the product B A, and the numerator of its factor alpha / rank.
+        """
         super().__init__(weight, rank, alpha, count=3)
         self.packing = packing
         if packing.keys is not None:
