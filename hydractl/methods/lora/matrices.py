@@ -70,7 +70,7 @@ class LowRankProjections(LowRank):
     def __init__(self, packing: Packing, weight: Tensor, rank: int, alpha: float) -> None:
         """Create the matrices A and B for the joined weight of queries, keys and values.
 
-        There are three A. There are three B of equal size; but if heads share keys and values, keys have fewer rows than
+        There are three A, and three B of equal size. But if heads share keys and values, keys have fewer rows than
         queries, and one B has the rows of all three.
 
         Args:
