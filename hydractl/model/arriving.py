@@ -45,7 +45,8 @@ class Arriving:
 def one_behind(started: Iterable[Item], device: torch.device) -> Iterator[Item]:
     """Yield the items; on CUDA each of them after the next one was asked for, so that the device has work meanwhile.
 
-    Elsewhere each is yielded before the next one is asked for: a CPU has no queue, and gains nothing.
+    Of items a, b, c it asks for a and b, yields a, asks for c, yields b, and at the end yields c. Elsewhere each is
+    yielded before the next one is asked for: a CPU has no queue, and gains nothing.
 
     Args:
         started: starts the work of an item when it is asked for, and does not wait for it.

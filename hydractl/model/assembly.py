@@ -104,8 +104,8 @@ class Assembly:
     def _make_chains(self, starts: Sequence[Start]) -> list[Chain]:
         """Return one chain (the blocks of all members, run together) for each tower (encoder)."""
         # Members that were merged have all weights of their MLPs in common.
-        parts_per_member = {self._parts[name] for name in self._per_member}
-        has_mlps_in_common = "mlp" not in parts_per_member
+        kinds_that_differ = {self._parts[name] for name in self._per_member}
+        has_mlps_in_common = "mlp" not in kinds_that_differ
         chains = []
         for tower, start in enumerate(starts):
             attentions = [self.attentions[index] for index in start.sites]
@@ -231,8 +231,8 @@ class Assembly:
         tensors = {}
         for name in attention_names(self._family, view, site):
             tensors[name] = self._reader.tensor(view.stored[name])
-        held = held_mask(self._masks, member, self._stored_once)
-        weights = read_heads(self._family, tensors, site, held.kept[site.path])
+        stored_heads = held_mask(self._masks, member, self._stored_once)  # of all members, if they are stored once
+        weights = read_heads(self._family, tensors, site, stored_heads.kept[site.path])
         if indices is not None:
             weights = weights.select(indices)
 

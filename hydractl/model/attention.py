@@ -51,7 +51,10 @@ class _Meeting:
         return replace(self, relative=relative)
 
     def for_query_tokens(self, queries: QueryTokens) -> _Meeting:
-        """Return the same meeting if only some tokens are queries: with their mask rows, positions and distances."""
+        """Return these settings of attention where only some tokens are queries.
+
+        The mask keeps their rows, and rotary positions and distances (None without them) are those of these tokens.
+        """
         positions = queries.positions
         mask = queries.rows_of(self.mask)
         query_rotary = _changed(self.query_rotary, lambda angles: angles.at(positions))
@@ -273,13 +276,13 @@ class HeadAttention(nn.Module):
         # All members as one batch, with stacks that were checked at the beginning of the run.
         stacked = context.stacks_of(self)
         if stacked is not None and not self.pooled:
-            if mask is not None:
-                mask = mask_for_members(mask, len(self._projections))
+            mask_of_all = None if mask is None else mask_for_members(mask, len(self._projections))
             q, k, v = stacked.project(x, memory)
-            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+            attended = F.scaled_dot_product_attention(q, k, v, mask_of_all, dropout)
             return stacked.output(attended)
 
-        # A single member: the model's only one, or the one that runs alone.
+        # A single member: the model's only one, or the one that runs alone. Its bank (the weights of its heads) is None
+        # if the short path cannot serve it.
         if len(self._plain_banks) == 1:
             bank = self._plain_banks[0]
         elif context.member is None:

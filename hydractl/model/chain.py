@@ -122,7 +122,7 @@ class Chain:
         self.batched: bool | None = None
         self._family = family
         self._networks = list(networks)
-        self._place = tower
+        self._tower_index = tower
         self._merged = merged
 
         # The stages of each network: stem, blocks and readout of this tower.
@@ -148,7 +148,7 @@ class Chain:
         self._stages = []
         for network in self._networks:
             towers = self._family.stages(network)
-            self._stages.append(with_posterior(towers[self._place], network))
+            self._stages.append(with_posterior(towers[self._tower_index], network))
 
     def of_projection(self) -> Chain:
         """Return a copy of the chain that reads out the input of the last linear layer, ``[M, B, prompts, d]``."""

@@ -55,14 +55,15 @@ def weight_bytes(tensors: TensorSource) -> int:
 
 @plain_sizes()
 def macs(description: Description, tensors: TensorSource, *, whole_last_block: bool = False) -> int:
-    """Count the multiply-adds of one sample.
+    """Return the number of multiply-adds of one sample. A count is kept, and returned again for an equal model.
 
     Args:
         description: the description of the model; all members of a fused model are counted.
         tensors: its weights without removed heads; only names, dtypes and shapes are used.
         whole_last_block: whether the last block runs for all tokens, even those from which nothing is read.
     """
-    # What the model says about itself, without what does not influence its cost.
+    # The key under which the count is kept is a hash of all that decides it. First what the model says about itself,
+    # without what does not influence its cost.
     document = description.to_json()
     for key in _KEYS_OF_THE_PAST:
         document.pop(key, None)
@@ -77,16 +78,17 @@ def macs(description: Description, tensors: TensorSource, *, whole_last_block: b
         heads_of_members = [description.mask.counts()]
     document["members"] = heads_of_members
 
+    # Then the names, dtypes and shapes of the tensors.
     shapes = []
     for name in tensors.names():
         info = tensors.info(name)
         shapes.append((name, str(info.dtype), info.shape))
-
-    # Hash all of this together with the names, dtypes and shapes of the tensors.
     all_that_decides = [document, shapes, whole_last_block]
     text = json.dumps(all_that_decides, sort_keys=True, default=repr)
-    call = hashlib.sha256(text.encode()).hexdigest()
-    if call not in _macs_of_call:
+    key_of_count = hashlib.sha256(text.encode()).hexdigest()
+
+    # Count by running the model without numbers, only with shapes.
+    if key_of_count not in _macs_of_call:
         # On a CPU torch runs attention as one operator, which the counter does not know and counts as zero. On the meta
         # device attention is taken apart into its two matrix products.
         model = HydraModel(description, shapes_only(tensors), torch.device("meta"))
@@ -99,8 +101,8 @@ def macs(description: Description, tensors: TensorSource, *, whole_last_block: b
             if model.prompted is not None:
                 model.label_features()  # computed here, outside the count, because prompts run once for all samples
         inputs = model.example_inputs(1)
-        _macs_of_call[call] = _count_macs(lambda: model.member_logits(inputs))
-    return _macs_of_call[call]
+        _macs_of_call[key_of_count] = _count_macs(lambda: model.member_logits(inputs))
+    return _macs_of_call[key_of_count]
 
 
 def _count_macs(run: Callable[[], Any]) -> int:
@@ -175,6 +177,8 @@ def total_cost(costs: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def total_nonzero(counts: Iterable[tuple[int, int | None]]) -> dict[str, int]:
     """Return ``params_nonzero`` of several models together; an empty dict if no model counts nonzero elements.
+
+    E.g. (10, None) and (8, 3) give 13.
 
     Args:
         counts: for each model its number of parameters, and that of nonzero ones or None if it does not count them (all

@@ -88,11 +88,12 @@ def read_features(model: Network, inputs: Any, *, layers: bool = False) -> tuple
 
     # Put the vectors of the blocks behind the features of the classifier, in the dtype of the vectors (float32 or
     # float64): [B, D] and one [B, width] for each vector become [B, D + sum of widths].
-    of_layers = []
-    for member, of_classifier in enumerate(features):
-        of_blocks = reader.vectors(member)
-        of_layers.append(torch.cat([of_classifier.to(of_blocks[0].dtype), *of_blocks], dim=1))
-    return logits, of_layers
+    features_and_vectors = []
+    for member, features_of_member in enumerate(features):
+        vectors = reader.vectors(member)  # one or two for each block
+        same_dtype = features_of_member.to(vectors[0].dtype)
+        features_and_vectors.append(torch.cat([same_dtype, *vectors], dim=1))
+    return logits, features_and_vectors
 
 
 def _logits_and_features(model: Network, inputs: Any, watch: Watch | None) -> tuple[Tensor, list[Tensor]]:
@@ -140,7 +141,10 @@ def _tower_of_samples(model: Network) -> int:
 
 
 def ensemble_features(models: Sequence[Network], inputs: Any, *, layers: bool = False) -> tuple[Tensor, list[Tensor]]:
-    """Return what :func:`read_features` does, ``[M, B, classes]`` and one for each member, of all models."""
+    """Return logits ``[M, B, classes]`` and, for each member, features ``[B, D]`` of all members of several models.
+
+    They are those of :func:`read_features`, the members of the first model first.
+    """
     logits = []
     features = []
     for model in models:
@@ -151,7 +155,10 @@ def ensemble_features(models: Sequence[Network], inputs: Any, *, layers: bool = 
 
 
 def classifiers(model: Network) -> Iterator[FeatureClassifier]:
-    """Yield for each member the linear classifier that takes the features of :func:`read_features`."""
+    """Yield for each member the linear classifier that takes the features of :func:`read_features`.
+
+    It is a weight ``[classes, D]`` and a bias ``[classes]`` in float64, so that logits = weight @ features + bias.
+    """
     # A classifier ends in one linear layer, or in several that are averaged: then it takes their inputs concatenated.
     if len(model.chains) == 1:
         for heads in heads_of(model, _ON_LOGITS):
@@ -248,14 +255,17 @@ class Detector:
                 features_of_member = all_layers[:, :width]  # [B, D]
                 logits_of_member = _in_float64(logits[member])  # [B, classes]
                 for name, fitted in fitted_of_member.items():
-                    taken = all_layers if name in OF_LAYERS else features_of_member
-                    scores[name][member] = FEATURE_SCORES[name].score(fitted, taken, logits_of_member)
+                    columns = all_layers if name in OF_LAYERS else features_of_member
+                    scores[name][member] = FEATURE_SCORES[name].score(fitted, columns, logits_of_member)
         except (LookupError, ValueError):
             raise InputError("what the OOD score was fitted to does not fit the model", hint=_AGAIN) from None
         return scores
 
     def with_scores(self, other: Detector) -> Detector:
-        """Return a detector with the scores of this one and of another one for the same members."""
+        """Return a detector with the scores of this one and of another one for the same members.
+
+        Its record of the training data is that of one of the two; of two records, entries of the other one win.
+        """
         pairs = zip(self.members, other.members, strict=True)
         members = [{**fitted, **other_fitted} for fitted, other_fitted in pairs]
         fitted_on = self.fitted_on or other.fitted_on
@@ -431,14 +441,19 @@ def _empty_sums(models: Sequence[Network], members: Sequence[MemberFeatures]) ->
     Raises:
         InputError: from :func:`empty_sums`, if the sums need too much memory.
     """
-    widths_of_blocks: list[list[int]] = []  # for each member; the members of a model have blocks of the same widths
+    # For each member the widths of what its blocks give. All members of a model have the same.
+    widths_of_blocks: list[list[int]] = []
     for model in models:
         chain = model.chain_of_samples
         widths_of_tokens = [model.sites[site].d_model for site in chain.sites]
-        widths_of_blocks += [widths_of_layers(chain, widths_of_tokens)] * model.members
+        widths_of_model = widths_of_layers(chain, widths_of_tokens)
+        widths_of_blocks += [widths_of_model] * model.members
+
+    # Before them the width of the features that its classifier takes.
     widths = []
-    for member, of_blocks in zip(members, widths_of_blocks, strict=True):
-        widths.append([member.weight.shape[1], *of_blocks])
+    for member, widths_of_member in zip(members, widths_of_blocks, strict=True):
+        width_of_features = member.weight.shape[1]
+        widths.append([width_of_features, *widths_of_member])
     return empty_sums(widths, classes=len(members[0].weight))
 
 
@@ -451,7 +466,7 @@ def fit_detector(
     fitted_on: ScoreDataRecord | None,
     words: Sequence[str] = (),
 ) -> Detector:
-    """Return OOD scores that are fitted for every member to the features and logits of training data.
+    """Return a detector: OOD scores that are fitted for every member to the features and logits of training data.
 
     Args:
         names: the names of the scores.
@@ -478,13 +493,13 @@ def fit_detector(
     fitted_members = []
     for member, texts in zip(read.members, texts_of_members, strict=True):
         training = MemberTraining(
-            np.concatenate(member.features, dtype=np.float64),
-            labels_of_rows,
-            np.concatenate(member.highest),
-            member.weight,
-            member.bias,
-            neighbours,
-            texts,
+            features=np.concatenate(member.features, dtype=np.float64),
+            labels=labels_of_rows,
+            highest=np.concatenate(member.highest),
+            weight=member.weight,
+            bias=member.bias,
+            neighbours=neighbours,
+            words=texts,
             layers=member.layers,
             held_out=held_out,
             layers_held_out=np.concatenate(member.held_out, dtype=np.float64) if member.held_out else None,

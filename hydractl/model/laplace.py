@@ -155,7 +155,11 @@ def last_layers(model: Network) -> list[list[LastLayer]]:
 
         # The only layer of each member.
         tower = model.chains[0].tower
-        return [[_layer_with_bias_column(tower, head, head.weight, head.bias)] for (head,) in heads_of_members]
+        layers_of_members = []
+        for heads in heads_of_members:
+            head = heads[0]
+            layers_of_members.append([_layer_with_bias_column(tower, head, head.weight, head.bias)])
+        return layers_of_members
 
     # A model with two towers compares their features; both projections may have a posterior.
     projections_of_members = []
@@ -266,9 +270,10 @@ def has_posterior(model: Network) -> bool:
 
 
 def with_posterior(stages: Stages, network: nn.Module) -> Stages:
-    """Return the stages of a tower, unchanged if its last linear layer (the projection) has no Laplace posterior.
+    """Return the stages of a tower with a readout that uses the Laplace posterior of its projection (the last layer).
 
-    With a posterior the tower reads out the means and variances of its features, see :func:`gaussian_features`.
+    That readout gives means and variances of features, see :func:`gaussian_features`. A tower without a posterior is
+    returned unchanged.
     """
     posterior = getattr(network, _name_in_owner(stages.tower), None)
     projection = stages.projection

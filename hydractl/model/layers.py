@@ -113,7 +113,7 @@ def layers_may_not_fit(sources: Iterable[Source]) -> bool:
         for site in source.sites:
             if site.tower != "text":  # of a model with two towers only the blocks for images are read
                 widths += [site.d_model, site.d_model]
-        widths[-1] *= 2
+        widths[-1] *= 2  # the second vector of the last block stands for the features
         needed += bytes_of_sums(widths, source.classes) * len(source.description.masks)
     return needed > MOST_BYTES
 

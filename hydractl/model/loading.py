@@ -230,9 +230,9 @@ def find_models(models: Sequence[ModelRef], options: ModelOptions | None = None)
     """
     # Open each reference once, in the order of their first use. E.g. "both=a.st+b.st" is the name "both" with the
     # references "a.st" and "b.st".
-    rows = [model.split() for model in models]
+    names_and_refs = [model.split() for model in models]
     all_refs: list[ModelRef] = []
-    for _, refs in rows:
+    for _, refs in names_and_refs:
         for ref in refs:
             if ref not in all_refs:
                 all_refs.append(ref)
@@ -241,7 +241,7 @@ def find_models(models: Sequence[ModelRef], options: ModelOptions | None = None)
 
     # The members of an ensemble must agree. Zero-shot members without class names get those of the other members.
     arguments = []
-    for name, refs in rows:
+    for name, refs in names_and_refs:
         sources = [source_of_ref[ref] for ref in refs]
         if len(sources) > 1:
             check_agreement([(source.name, source.description) for source in sources])
@@ -283,9 +283,9 @@ def with_class_names(arguments: Sequence[ModelArgument], data: DataSpec, limit: 
         all_sources += argument.sources
     named_arguments = []
     for argument in arguments:
-        sources = _with_class_names_of_first(argument.sources, all_sources)
-        sources = [named_by_data(source, data, limit) for source in sources]
-        named_arguments.append(replace(argument, sources=sources))
+        named_by_models = _with_class_names_of_first(argument.sources, all_sources)
+        named = [named_by_data(source, data, limit) for source in named_by_models]
+        named_arguments.append(replace(argument, sources=named))
     return named_arguments
 
 

@@ -198,9 +198,11 @@ def preprocess_differences(a: Preprocessing, b: Preprocessing) -> list[str]:
         value_of_b = b.get(key)
         if value_of_a == value_of_b:
             continue
-        difference = f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}"
-        is_long = max(len(repr(value_of_a)), len(repr(value_of_b))) > _LONGEST_SHOWN
-        differences.append(f"another {key}" if is_long else difference)
+        longest = max(len(repr(value_of_a)), len(repr(value_of_b)))
+        if longest > _LONGEST_SHOWN:
+            differences.append(f"another {key}")
+        else:
+            differences.append(f"preprocessing {key} {value_of_b!r}, not {value_of_a!r}")
     return differences
 
 

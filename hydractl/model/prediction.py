@@ -60,9 +60,9 @@ class Chosen:
             if not origin:
                 raise
             raise InputError(f"{origin}: {error.message}", error.hint, error.problems) from None
-        calibration = stored.calibration
-        if calibration is not None:
-            calibration = calibration.model_copy(update={"stored": True})
+        calibration = None
+        if stored.calibration is not None:  # results say that it was found in a file
+            calibration = stored.calibration.model_copy(update={"stored": True})
         return cls(ood_score, calibration, stored.threshold, stored.conformal)
 
 

@@ -342,16 +342,16 @@ def wanted_rows(weight: Tensor, bias: Tensor | None, wanted: slice, head_dim: in
     Returns:
         Their weight ``[..., n * kinds * head_dim, d_model]``, and their bias ``[..., n * kinds * head_dim]`` or None.
     """
-    *leading, rows, width = weight.shape
+    *batch_shape, rows, width = weight.shape  # e.g. [M] for the stacked weights of M members, or nothing
     heads = rows // (3 * head_dim)
 
     # Give the three projections a dimension of their own, select along it, and pack the rows again.
-    weight_by_head = weight.view(*leading, heads, 3, head_dim, width)  # [..., n, 3, head_dim, d_model]
+    weight_by_head = weight.view(*batch_shape, heads, 3, head_dim, width)  # [..., n, 3, head_dim, d_model]
     selected_by_head = weight_by_head[..., wanted, :, :]  # [..., n, kinds, head_dim, d_model]
     wanted_weight = selected_by_head.flatten(-4, -2)  # [..., n * kinds * head_dim, d_model]
     if bias is None:
         return wanted_weight, None
-    bias_by_head = bias.view(*leading, heads, 3, head_dim)  # [..., n, 3, head_dim]
+    bias_by_head = bias.view(*batch_shape, heads, 3, head_dim)  # [..., n, 3, head_dim]
     return wanted_weight, bias_by_head[..., wanted, :].flatten(-3)  # [..., n * kinds * head_dim]
 
 
@@ -557,16 +557,20 @@ def neighbours(members: Sequence[Sequence[int]]) -> list[int]:
         Every head that some member has, once.
     """
 
-    def place(head: int) -> int:
-        """Return the place of the members of a head, read as a Gray code with one bit for each member."""
-        number = 0
-        bit = False
-        for heads in members:
-            bit ^= head in heads
-            number = 2 * number + bit
-        return number
+    def position_in_gray_code(head: int) -> int:
+        """Return the position of a head's code in the Gray code; bit m of the code says whether member m has the head.
 
-    return sorted(set().union(*members), key=lambda head: (place(head), head))
+        Each bit of the position is the parity of the bits of the code up to it: code 110 gives binary 100, so 4.
+        """
+        position = 0
+        parity = False
+        for heads in members:
+            parity ^= head in heads
+            position = 2 * position + parity
+        return position
+
+    all_heads: set[int] = set().union(*members)
+    return sorted(all_heads, key=lambda head: (position_in_gray_code(head), head))
 
 
 def _rows_of_bias(bias: Tensor | None, rows: slice) -> Tensor | None:

@@ -156,11 +156,13 @@ class PromptedClasses:
 
     def _must_be_computed_anew(self) -> bool:
         """Return whether training, gates or gradients make the features valid for one call only."""
+        # Gates on heads, or training. The networks know the mode, because several views of a model share them.
         gates = [attention.head_gate for attention in self._chain.attentions]
         is_gated = any(gate is not None for gate in gates)
-        # Ask the networks and not a model for the mode, because several views of a model share the networks.
         if is_gated or self._networks.training:
             return True
+
+        # Gradients of the weights.
         if not torch.is_grad_enabled():
             return False
         return any(weight.requires_grad for weight in self._weights_of_features())

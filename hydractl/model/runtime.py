@@ -466,7 +466,10 @@ def move(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def plain_state(network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a network by the library's names; for a parametrised one, the value that torch computes."""
+    """Return the tensors of a network, without gradients, by the library's names.
+
+    Of a parametrised weight (e.g. by weight norm) this is the value that torch computes, not the parts that it stores.
+    """
     state = {}
     for name, tensor in network.state_dict().items():
         if ".parametrizations." not in name:

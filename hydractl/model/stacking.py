@@ -688,7 +688,7 @@ def _part_of_member(runs: Sequence[slice], dim: int, width: int, weight: Tensor)
         width: the size of one head along ``dim``.
         weight: the weight.
     """
-    parts = [weight.narrow(dim, 0, 0)]
+    parts = [weight.narrow(dim, 0, 0)]  # no heads; the only part of a member without heads
     for run in runs:
         heads = run.stop - run.start
         parts.append(weight.narrow(dim, run.start * width, heads * width))

@@ -182,12 +182,16 @@ class EditedHeads:
         site = self._site_of.get(name)
         if site is None:  # the tensor belongs to no attention block
             return self.source.read(name)
-        # An edit moves heads of all tensors of the site together.
-        if self._cached is None or self._cached[0] != site:
-            names = [other for other, site_of_other in self._site_of.items() if site_of_other == site]
-            tensors = {other: self.source.read(other) for other in names}
-            self._cached = (site, self._edit_site(site, tensors))
-        return self._cached[1][name]
+        # An edit moves heads of all tensors of the site together, so all of them are read, and kept for the next calls.
+        if self._cached is not None:
+            cached_site, cached_tensors = self._cached
+            if cached_site == site:
+                return cached_tensors[name]
+        names = [other for other, site_of_other in self._site_of.items() if site_of_other == site]
+        tensors = {other: self.source.read(other) for other in names}
+        edited = self._edit_site(site, tensors)
+        self._cached = (site, edited)
+        return edited[name]
 
     def read_piece(self, name: str, start: int, stop: int) -> Tensor:
         """Return some elements of one tensor after the edit, in storage order."""
@@ -225,7 +229,10 @@ class StoredHeads:
 def sliced(
     source: TensorSource, family: ModelFamily, sites: Sequence[Site], present: HeadMask, kept: HeadMask
 ) -> EditedHeads:
-    """Return a source with only the heads of ``kept``, from weights that hold the heads of ``present``."""
+    """Return a source of tensors with only the heads of ``kept``, all of which are among those of ``present``.
+
+    E.g. if the weights hold heads 0, 2, 3 (``present``) and 0, 3 are kept, the first and the third are selected.
+    """
 
     def select_kept(site: Site, weights: HeadWeights) -> HeadWeights:
         """Select the heads to keep from those that are present."""
