@@ -135,10 +135,11 @@ def _take_recipe(call: Call, recipe: str) -> None:
 def _without_effect(call: Call) -> Iterator[tuple[Sequence[str], str]]:
     """Yield pairs: names of options without effect, and the name of the option that makes them so.
 
-    - momentum is of SGD, betas and eps are of AdamW;
-    - label smoothing, a new head and compilation are of the cross-entropy, not of the contrastive loss;
-    - the floor of the learning rate is of the cosine schedule;
-    - some ensemble methods set options aside, and one that trains nothing all those of a training.
+    - an ensemble method that trains nothing: all options of a training, and no further pairs;
+    - SGD has no betas and eps, and AdamW no momentum;
+    - the contrastive loss has no label smoothing, no new head and no compilation;
+    - other ensemble methods set some options aside;
+    - only the cosine schedule has a floor of the learning rate.
     """
     # A method that trains nothing, such as laplace: every option of a training, and nothing more to say.
     method = call.values["ensemble"]
@@ -383,7 +384,13 @@ def finetune(
 
 
 def _check_captions(call: Call, train: object, loss: str) -> None:
-    """Add a problem if captions are trained without the contrastive loss, or this loss without captions."""
+    """Add a problem to the call if captions are trained without the contrastive loss, or this loss without captions.
+
+    Args:
+        call: the call.
+        train: the training data as given; None if there are none.
+        loss: the name of the loss.
+    """
     spec = str(train or "")
     has_captions = spec.startswith(CAPTIONS)
     if has_captions and loss != "contrastive" and "loss" not in call.wrong:

@@ -124,7 +124,11 @@ def add_problems_of_validation(call: Call) -> None:
 
 
 def add_problems_of_scores(call: Call, ood_score: Sequence[str]) -> None:
-    """Add the problems of ``--ood-score``: ``all`` beside other names, and ``--negative-words`` that none uses."""
+    """Add the problems of ``--ood-score``, the scores by which OOD samples are told from ID ones.
+
+    - ``all`` beside other names;
+    - ``--negative-words`` without a score that uses them.
+    """
     if ALL_SCORES in ood_score and len(set(ood_score)) > 1:
         call.add(f"--ood-score {ALL_SCORES} names every score: leave out the others", "ood_score")
     on_words = [name for name, needed in ON_FEATURES.items() if needed == "words"]

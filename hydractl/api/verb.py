@@ -25,6 +25,7 @@ def verb(name: str, **facts: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
         facts: further attributes of :class:`hydractl.options.signature.Declared`.
     """
 
+    # The decorator: it returns a function of Python that reads the arguments, and tells of the options.
     def declare(function: Callable[P, R]) -> Callable[P, R]:
         declared = Declared(name, function, **facts)
 

@@ -83,7 +83,7 @@ def shot_noise(x: Pixels, photons: float, random: _Random) -> Pixels:
     small=(0.01, 0.02, 0.03, 0.05, 0.07),
 )
 def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
-    """Set a share ``amount`` of all values to 0 or 1, half of them each."""
+    """Set a share ``amount`` of all values to 0 or 1, half of them each: with 0.1, 5 % become 0 and 5 % become 1."""
     drawn = random.uniform(size=x.shape)
     is_replaced = drawn < amount
     is_black = drawn < amount / 2
@@ -96,7 +96,13 @@ def impulse_noise(x: Pixels, amount: float, random: _Random) -> Pixels:
     small=((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1, 0.2), (1.5, 0.1)),
 )
 def defocus_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Blur with a disk, itself smoothed a little at its edge; (radius and sigma of the smoothing in pixels)."""
+    """Return an image that is out of focus: blurred with a disk, which is itself smoothed a little at its edge.
+
+    Args:
+        x: the image, ``[height, width, channels]`` with values from 0 to 1.
+        constants: the radius of the disk, and the standard deviation of its smoothing; both in pixels.
+        random: not used.
+    """
     radius, smoothing = constants
 
     # The authors chose these sizes of the two kernels.
@@ -130,9 +136,15 @@ def _disk(radius: float, reach: int) -> Pixels:
     small=((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)),
 )
 def glass_blur(x: Pixels, constants: tuple[float, int, int], random: _Random) -> Pixels:
-    """Smooth, then replace pixel after pixel by one nearby, then smooth again; (sigma, distance, rounds).
+    """Return an image as seen through rough glass: smoothed, pixel after pixel replaced by one nearby, smoothed again.
 
     The authors mean to swap the two pixels; their code copies the one over the other, and so made ImageNet-C.
+
+    Args:
+        x: the image, ``[height, width, channels]`` with values from 0 to 1.
+        constants: the standard deviation of the smoothing in pixels, how many rows and columns a pixel may be away from
+            its replacement, and how often every pixel is replaced.
+        random: draws the replacements.
     """
     sigma, distance, rounds = constants
     height, width, channels = x.shape
@@ -184,7 +196,13 @@ def _origins_of_pixels(height: int, width: int, distance: int, rounds: int, rand
     small=((6, 1), (6, 1.5), (6, 2), (8, 2), (9, 2.5)),
 )
 def motion_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Blur with half a normal bell of (radius, sigma) pixels, in a direction within 45 degrees of the horizontal."""
+    """Return an image blurred along a random direction, which is within 45 degrees of the horizontal.
+
+    Args:
+        x: the image, ``[height, width, channels]`` with values from 0 to 1.
+        constants: radius and standard deviation, in pixels, of the half of a normal bell that weighs the pixels.
+        random: draws the direction.
+    """
     radius, sigma = constants
     angle = random.uniform(-45, 45)
     return shifted_along(x, radius, sigma, angle)
@@ -195,7 +213,15 @@ def motion_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> P
     small=((1.06, 0.01), (1.11, 0.01), (1.16, 0.01), (1.21, 0.01), (1.26, 0.01)),
 )
 def zoom_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Average the image and itself enlarged by 1, 1 + step, ... below the end; (end, step)."""
+    """Return the mean of an image and of its enlargements by 1, 1 + step, 1 + 2 step, ... below the end.
+
+    With (1.05, 0.02) these are enlargements by 1, 1.02 and 1.04, so four images are averaged.
+
+    Args:
+        x: the image, ``[height, width, channels]`` with values from 0 to 1.
+        constants: the end and the step of the enlargements.
+        random: not used.
+    """
     end, step = constants
     factors = np.arange(1, end, step)
     total_of_enlarged = np.zeros_like(x)
@@ -222,7 +248,7 @@ def zoom_blur(x: Pixels, constants: tuple[float, float], random: _Random) -> Pix
     ),
 )
 def snow(x: Pixels, constants: tuple[float, ...], random: _Random) -> Pixels:
-    """Whiten the image and add flakes: enlarged normal noise above a threshold, blown along.
+    """Whiten an image ``[height, width, channels]`` and add flakes: enlarged noise above a threshold, blown along.
 
     The constants: mean, deviation, enlargement and threshold of the noise, radius and sigma of the blowing in pixels,
     and the share of the image that is not whitened.
@@ -261,7 +287,13 @@ def _grey_values(x: Pixels) -> Pixels:
     small=((0.2, 3), (0.5, 3), (0.75, 2.5), (1, 2), (1.5, 1.75)),
 )
 def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
-    """Add a plasma fractal, and keep the brightness of the image; (brightness of the fog, decay of :func:`plasma`)."""
+    """Return an image in fog: a random height map (plasma fractal) is added, then all is dimmed by one factor.
+
+    Args:
+        x: the image, ``[height, width, channels]`` with values from 0 to 1.
+        constants: the brightness of the fog, and how fast its finer structures become fainter.
+        random: draws the fog.
+    """
     amount, decay = constants
     height, width, _ = x.shape
     brightest = x.max()
@@ -275,7 +307,10 @@ def fog(x: Pixels, constants: tuple[float, float], random: _Random) -> Pixels:
     small=(0.05, 0.1, 0.15, 0.2, 0.3),
 )
 def brightness(x: Pixels, amount: float, random: _Random) -> Pixels:
-    """Raise the value of HSV by ``amount``; hue and saturation are kept."""
+    """Return a brighter image: the value of HSV is raised by ``amount``, up to 1; hue and saturation are kept.
+
+    The value of a pixel is its largest channel. ``x`` is ``[height, width, channels]`` with values from 0 to 1.
+    """
     value = x.max(axis=2, keepdims=True)
     raised = np.clip(value + amount, 0, 1)
     # Scaling all channels by the same factor raises the value and keeps hue and saturation.

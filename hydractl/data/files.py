@@ -240,6 +240,7 @@ class ListedImages(FileImages):
     """
 
     def __init__(self, spec: DataSpec, names: Sequence[str], places: Sequence[str]) -> None:
+        """Find the folder that the paths are relative to; whether the images exist is checked by :meth:`prepare`."""
         folder_of_file = os.path.dirname(spec.path)
         self._root = Path(os.path.expanduser(spec.query.get("root", folder_of_file)))
         self._names = names

@@ -105,7 +105,14 @@ def open_table(spec: DataSpec, settings: Sequence[str]) -> TextTable:
 
 
 def _json_rows(spec: DataSpec) -> Iterator[TextRow]:
-    """Yield the rows of a file with one JSON object per line. Any other line becomes a row with a problem."""
+    """Yield the rows of a file with one JSON object per line.
+
+    - a blank line is skipped;
+    - a line that is no JSON becomes a row with a problem, and so does JSON that is no object;
+    - an object becomes a row with its keys and values.
+
+    A problem is the end of a sentence that begins with the place of the row, e.g. ``line 7``.
+    """
     for number, line in numbered_lines(spec):
         if not line.strip():
             continue

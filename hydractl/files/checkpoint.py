@@ -331,7 +331,7 @@ def _lies_beside(name: object) -> bool:
 
 
 def with_tensors(source: TensorSource, tensors: Mapping[str, torch.Tensor]) -> MappedTensors:
-    """Return the tensors of a source with some of them replaced or added."""
+    """Return a source of tensors like another one, with some tensors replaced or added; none is read yet."""
 
     def read(name: str) -> torch.Tensor:
         if name in tensors:
