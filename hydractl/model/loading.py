@@ -47,7 +47,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _is_device_there(device: torch.device) -> bool:
-    """Return whether this machine has a device."""
+    """Return whether this machine has a device; e.g. with one GPU ``cuda`` and ``cuda:0``, but not ``cuda:1``."""
     if device.type == "cpu":
         return True
     if device.type == "cuda":

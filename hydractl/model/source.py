@@ -250,7 +250,7 @@ def _open_reference(ref: str | ModelRef, arch: str | None, seed: int, name: str 
         InputError: if the reference is no model of a supported family.
         UsageError: if the model does not take the options in the reference.
     """
-    # References that are no file: an open model, a name of a library, a folder.
+    # References that are no file: a model that is already open in Python, a name of a library, a folder.
     if isinstance(ref, ModelRef):
         if ref.held is not None:
             return replace(ref.held, name=name or ref.held.name)

@@ -418,8 +418,8 @@ class PerMember(nn.Module):
         if context.member is not None:
             return self._each[context.member](x)
 
-        # One product for all members, with stacks that were checked for the whole run or are checked here. It is None
-        # for modules that cannot be stacked, and where members are to run one after another.
+        # One product for all members, with stacked weights that were checked for the whole run, or are stacked here.
+        # It is None for modules that cannot be stacked, and where members are to run one after another.
         product = context.stacks_of(self)
         if product is None and self._stacks and context.batches(x.device):
             product = self._product()

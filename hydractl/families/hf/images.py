@@ -166,7 +166,7 @@ def _way_of_resizing(settings: Any, height: int, width: int) -> tuple[str, int |
         ``squash``, ``shorter`` or ``other``, see :attr:`ImageFormat.resize`; and the length of the shorter side in
         pixels for ``shorter``, else None.
     """
-    size = settings.get("size")
+    size = settings.get("size")  # e.g. {"height": 224, "width": 224} or {"shortest_edge": 256}
     # It does not resize.
     if not settings.get("do_resize", True):
         return "other", None
