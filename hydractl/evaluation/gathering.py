@@ -51,14 +51,17 @@ def gather(
 ) -> Gathered:
     """Return the predictions of a model on a data set: its logits reduced to a few numbers for each sample.
 
+    They are those of all members together, and if ``alone`` also those of each member by itself. The samples are in the
+    order of the data set; samples that could not be read are left out.
+
     Args:
-        batches: the batches; every sample that can be read is in one of them, in any order.
+        batches: the batches of logits ``[M, B, C]``; every sample that can be read is in one of them, in any order.
         dataset: the data set.
         name: the name of the model, for errors.
-        scores: the names of the OOD scores to compute, the leading one first.
+        scores: the names of the OOD scores to compute, the main one first.
         calibration: the calibration of the averaged prediction; None if there is none.
         conformal: the threshold of prediction sets, for a labelled set; None makes no sets.
-        alone: whether to reduce the logits of each member separately as well.
+        alone: whether to reduce the logits of each of several members separately as well.
 
     Raises:
         InputError: if no sample could be read.
@@ -110,13 +113,14 @@ def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> Non
     Raises:
         NonFiniteError: with the number of such samples and the id of the first.
     """
-    is_bad = ~np.isfinite(batch.logits).all(axis=(0, 2))  # [B]
+    is_bad = ~np.isfinite(batch.logits).all(axis=(0, 2))  # of logits [M, B, C]: [B]
     if not is_bad.any():
         return
-    first_bad_row = batch.rows[int(is_bad.argmax())]
+    first_bad = int(is_bad.argmax())  # its position in the batch
+    index_in_set = int(batch.rows[first_bad])
     raise NonFiniteError(
         f"{name} gives NaN or infinite logits for {int(is_bad.sum())} samples of one batch, "
-        f"the first is {ids[int(first_bad_row)]}",
+        f"the first is {ids[index_in_set]}",
         hint="run with --dtype float32, or check the checkpoint's weights",
     )
 
@@ -127,13 +131,14 @@ def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> Non
 def read_logits(
     model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log, dataset: EvalSet
 ) -> LogitsBatches:
-    """Yield the logits of a data set, batch by batch, show progress, and write them to a predictions file.
+    """Yield the logits of a data set, batch by batch, and write them to a predictions file if there is one.
+
+    Logits that the file already has are read from it, and not computed again.
 
     Args:
-        model: the model of the row.
-        sets: the data sets of the command, in the order of the predictions file; it has no training data.
-        writer: the predictions file, or None. Logits that it already has are read from it, all others are written to
-            it.
+        model: the model.
+        sets: the data sets of the command. The predictions file has them in this order, but no training data.
+        writer: the predictions file; None if none is written.
         log: shows the progress.
         dataset: one of the sets.
     """
@@ -141,8 +146,9 @@ def read_logits(
         if writer is None:
             batches = model.batches(dataset)
         else:
-            stored_sets = [each for each in sets if each.role != TRAIN]
-            batches = _kept_then_computed(model, dataset, stored_sets.index(dataset), writer)
+            sets_of_file = [each for each in sets if each.role != TRAIN]
+            index_in_file = sets_of_file.index(dataset)
+            batches = _kept_then_computed(model, dataset, index_in_file, writer)
         for batch in batches:
             yield batch
             progress.advance(len(batch.rows))
@@ -159,22 +165,26 @@ def _kept_then_computed(
     Args:
         model: the model.
         dataset: the data set.
-        index: its place in the file.
+        index: its index among the sets of the file.
         writer: the file.
     """
-    rows_to_run: list[int] | None = None  # means all samples
+    rows_to_run: list[int] | None = None  # the indices of the samples that have to run; None means all
     if writer.resumed:
+        # An earlier run began the file. Divide the samples into batches as it did: those that it completed are read.
         assert isinstance(model, RunningModel) and dataset.dataset is not None
-        is_missing = writer.missing(index)
+        is_missing = writer.missing(index)  # whether the file lacks the logits of each sample, [N]
+        skipped_rows = dataset.dataset.skipped or {}  # samples that could not be read
         rows_to_run = []
         for rows in batches_of(longest_first(dataset.dataset), model.options.batch_size):
-            readable_rows = [row for row in rows if row not in (dataset.dataset.skipped or {})]
+            readable_rows = [row for row in rows if row not in skipped_rows]
             if is_missing[readable_rows].any():
                 rows_to_run += rows
             elif readable_rows:
                 yield writer.read(index, readable_rows)
         if not rows_to_run:
             return
+
+    # Run the model on the others.
     for batch in model.batches(dataset, rows_to_run):
-        writer.write(index, *batch)
+        writer.write(index, *batch)  # the indices of its samples, logits and scores
         yield batch

@@ -98,7 +98,11 @@ def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, 
     with model.log.progress(f"{model.name} predicts", len(samples), "samples") as progress:
 
         def finished() -> Window:
-            """Return the predictions of the first window, whose batches have all run, and remove its samples."""
+            """Return the predictions of the first window (a range of samples), whose batches have all run.
+
+            The window leaves ``windows``, and its samples leave ``line_by_sample``. Samples without a line could not be
+            read: they were skipped.
+            """
             window = windows.popleft()
             progress.advance(len(window))
             skipped_ids = [dataset.ids[sample] for sample in window if sample not in line_by_sample]
@@ -184,25 +188,29 @@ class PredictionTally:
     _classes: Counter[str | int] = field(default_factory=Counter)
 
     def counted(self, windows: Iterable[Window]) -> Iterator[PredictionRow]:
-        """Yield the rows of windows; the samples of each window are counted before its rows are yielded."""
+        """Yield the rows of all windows, one row for each prediction, and count them for :meth:`answer`.
+
+        A window is some consecutive samples. All of it is counted before its first row is yielded.
+        """
         for window in windows:
             self.predicted += len(window.rows)
             self._skipped += len(window.skipped)
             self._skipped_ids = [*self._skipped_ids, *window.skipped][:MOST_LISTED]
             for row in window.rows:
-                self._flagged += bool(row.get(FLAG))  # None without a threshold
-                self._cut += row.get(CUT, False)
+                self._flagged += bool(row.get(FLAG))  # as OOD; None without a threshold
+                self._cut += row.get(CUT, False)  # a text that was too long
                 self._confidence_sum += row["confidence"]
                 self._classes[row["predicted"]] += 1
             yield from window.rows
 
     def answer(self, model: PredictingModelRecord, output: str | None) -> PredictAnswer:
-        """Return the summary of all predictions that were counted, of which there must be one.
+        """Return the summary of all predictions that were counted; there must be at least one.
 
         Args:
             model: the record of the model.
             output: the file with the lines; None if they were printed.
         """
+        # Samples flagged as OOD: the share, and its 95 % interval.
         flagged = None
         if model.threshold is not None:
             low, high = share_interval(self._flagged, self.predicted)

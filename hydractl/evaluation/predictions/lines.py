@@ -51,11 +51,15 @@ def json_line(record: Mapping[str, object]) -> bytes:
 
 
 def _write_csv(handle: IO[bytes], rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a header line with the names of the fields, then one line for each row; ``handle`` stays open."""
-    writer = csv.writer(codecs.getwriter("utf-8")(handle), lineterminator="\n")
-    for place, row in enumerate(rows):
-        if place == 0:
-            writer.writerow(row)
+    """Write a header line with the names of the fields, then one line for each row; ``handle`` stays open.
+
+    All rows have the same fields. Nothing is written without rows.
+    """
+    text_handle = codecs.getwriter("utf-8")(handle)
+    writer = csv.writer(text_handle, lineterminator="\n")
+    for index, row in enumerate(rows):
+        if index == 0:
+            writer.writerow(row)  # the keys of the mapping
         writer.writerow(map(_cell, row.values()))
 
 
@@ -140,7 +144,12 @@ def continued(
 
 
 def _check_same_run(first_record: Any, fingerprint: Mapping[str, object], path: Path) -> None:
-    """Raise an error unless the first line of a file describes this run.
+    """Raise an error unless the first line of an unfinished file, a JSON record, describes this run.
+
+    Args:
+        first_record: the content of the line, which may be of any form.
+        fingerprint: the settings of this run.
+        path: the file, for messages.
 
     Raises:
         InputError: with all differences in the settings, or because it is a file of something else.

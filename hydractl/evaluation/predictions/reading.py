@@ -46,10 +46,10 @@ class Predictions(LogitsProvider):
         self.origin = str(tensors.path)
         self.sets = sets
         self._tensors = tensors
-        self.members, _, self.classes = self.shape(0)
+        self.members, _, self.classes = self.shape(0)  # of the first set's logits; all sets have the same
 
-        # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen:
-        # already_seen() returns the stored number.
+        # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen
+        # (was trained or fitted on): already_seen() returns their stored number.
         self.reads = None
         self.seen = []
 
@@ -97,23 +97,27 @@ class Predictions(LogitsProvider):
         return next((index for index, stored in enumerate(self.sets) if stored.fingerprint == wanted), None)
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Yield the stored logits of all samples in a set, in pieces that fit into memory; ``rows`` is ignored.
+        """Yield the stored logits of all samples in a set, in pieces that fit into memory.
 
-        Samples without logits, which could not be read (``--on-bad skip``), are left out.
+        Samples without logits, which could not be read when the file was written (``--on-bad skip``), are left out.
+
+        Args:
+            dataset: the data set, which the file has.
+            rows: ignored; a model that runs takes the indices of samples here.
         """
         index = self._index_of_set(dataset)
         assert index is not None  # check_sets() was called before
-        for piece_rows in ranges(self.shape(index)):
-            logits = read_samples(self._tensors, tensor_name(index, "logits"), piece_rows)
-            has_logits = ~is_empty(logits)  # [rows]
+        for piece in ranges(self.shape(index)):  # B neighbouring samples
+            logits = read_samples(self._tensors, tensor_name(index, "logits"), piece)  # [M, B, C]
+            has_logits = ~is_empty(logits)  # [B]
             if not has_logits.any():
                 continue
-            kept_scores = {}
-            for score in self.on_features:
-                values = read_samples(self._tensors, tensor_name(index, f"scores.{score}"), piece_rows)
-                kept_scores[score] = values[:, has_logits, 0]
-            kept_rows = np.asarray(piece_rows)[has_logits].tolist()
-            yield LogitsBatch(kept_rows, logits[:, has_logits], kept_scores)
+            scores = {}
+            for name in self.on_features:
+                values = read_samples(self._tensors, tensor_name(index, f"scores.{name}"), piece)  # [M, B, 1]
+                scores[name] = values[:, has_logits, 0]
+            indices = np.asarray(piece)[has_logits].tolist()
+            yield LogitsBatch(indices, logits[:, has_logits], scores)
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -238,7 +242,8 @@ def _read_ids(tensors: FileTensors, index: int) -> list[str]:
     joined_ids = tensors.read(tensor_name(index, "ids")).numpy().tobytes()
     id_ends = tensors.read(tensor_name(index, "id_ends")).tolist()
     bounds = [0, *id_ends]
-    if bounds != sorted(bounds) or bounds[-1] != len(joined_ids):
+    never_decrease = bounds == sorted(bounds)
+    if not never_decrease or bounds[-1] != len(joined_ids):
         raise InputError("its ids are broken")
     return [joined_ids[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)]
 
@@ -270,7 +275,8 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
     if len(members_and_classes) > 1:
         problems.append("its sets are of different numbers of members or classes")
 
-    # For each severity there is a mean over all corruptions, so every corruption needs the same severities.
+    # For each severity there is a mean over all corruptions, so every corruption needs the same severities. The name
+    # of a set is CORRUPTION/SEVERITY, and no name occurs twice: 2 corruptions with 3 severities each are 6 sets.
     corrupted = [name.rpartition("/") for role, name in sets if role == "corruption"]
     corruptions = {corruption for corruption, _, _ in corrupted}
     severities = {severity for _, _, severity in corrupted}

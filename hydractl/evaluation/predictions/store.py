@@ -66,7 +66,7 @@ def tensor_infos(
 
     Args:
         index: the index of the set in the file.
-        logits: those of its logits, ``[members, N, classes]``.
+        logits: dtype and shape of its logits, ``[members, N, classes]``.
         id_bytes: the number of bytes of all its ids.
         labelled: whether it has labels.
         scores: the names of the OOD scores on features that are stored.
@@ -83,14 +83,16 @@ def tensor_infos(
 
 
 def ranges(shape: Sequence[int]) -> list[range]:
-    """Split all samples into ranges of neighbouring samples, each with at most about 4 MiB of logits.
+    """Return ranges of neighbouring samples that together are all samples, each with about 4 MiB of logits at most.
+
+    A range has at least one sample, however large its logits are.
 
     Args:
         shape: the shape of all logits, ``[members, N, classes]``.
     """
     members, samples, classes = shape
-    sample_bytes = members * classes * 4  # in float32
-    step = max(1, BLOCK_BYTES // sample_bytes)
+    bytes_of_sample = members * classes * 4  # in float32
+    step = max(1, BLOCK_BYTES // bytes_of_sample)  # samples in a range
     return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
 
 
@@ -199,15 +201,16 @@ class PredictionsWriter:
         self._tensors = FileTensors(path, replace(header, state=()))  # which reads the file although it changes
 
     def _write_empty(self, head: bytes, contents: Sequence[bytes | int]) -> None:
-        """Write the whole file, with NaN for every logit.
+        """Write the whole file, with NaN for every logit and every score: what is not known yet.
 
         The header is written last. So a file without a header is one that did not get its final size, and is begun
         again.
 
         Args:
-            head: the header.
-            contents: for each tensor in the order of the file what is known of it, or its number of bytes.
+            head: the header, which is at the start of the file.
+            contents: for each tensor in the order of the file its content, or its number of bytes if it is not known.
         """
+        # The tensors.
         self._file.seek(len(head))
         for content in contents:
             if isinstance(content, bytes):
@@ -240,7 +243,7 @@ class PredictionsWriter:
         logits: npt.NDArray[Any],
         scores: Mapping[str, npt.NDArray[np.float64]] = {},
     ) -> None:
-        """Write the logits and scores of some samples.
+        """Write the logits and scores of some samples to their positions in the file.
 
         Args:
             index: the index of the data set in the file.
@@ -285,14 +288,15 @@ class PredictionsWriter:
             rows: the indices of the samples, in any order.
         """
 
-        def values(part: str) -> npt.NDArray[Any]:
+        def read_part(part: str) -> npt.NDArray[Any]:
             """Return the values of the samples in a tensor, ``[members, len(rows), columns]``."""
             name = tensor_name(index, part)
-            by_sample = [read_samples(self._tensors, name, range(row, row + 1)) for row in rows]
-            return np.concatenate(by_sample, axis=1)
+            of_each_sample = [read_samples(self._tensors, name, range(row, row + 1)) for row in rows]
+            return np.concatenate(of_each_sample, axis=1)
 
-        scores = {score: values(f"scores.{score}")[:, :, 0] for score in self._scores}
-        return LogitsBatch(rows, values("logits"), scores)
+        # The scores have one column.
+        scores = {score: read_part(f"scores.{score}")[:, :, 0] for score in self._scores}
+        return LogitsBatch(rows, read_part("logits"), scores)
 
     def __enter__(self) -> PredictionsWriter:
         return self
@@ -306,7 +310,7 @@ class PredictionsWriter:
 
 
 def _ids_and_labels(index: int, dataset: EvalSet) -> dict[str, bytes]:
-    """Return the contents by name of the tensors of a set that are known from the beginning, its ids and labels.
+    """Return the bytes of those tensors of a data set that are known before a model runs, by name: ids and labels.
 
     Args:
         index: the index of the set in the file.

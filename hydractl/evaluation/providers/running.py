@@ -114,7 +114,9 @@ class RunningModel(LogitsProvider):
         return self.argument.sha256
 
     def header(self, feature_scores: Sequence[str], fitted_on: ScoreDataRecord | None) -> PredictedModelRecord:
-        """Return the record of the model in the header of its predictions, with what its own file has stored.
+        """Return the record of the model for the header of its predictions file.
+
+        It has what was fitted for the model and is stored in its own file: calibration, threshold and OOD score.
 
         Args:
             feature_scores: the names of the OOD scores on features that are stored beside the logits.
@@ -146,8 +148,8 @@ class RunningModel(LogitsProvider):
             return self._model
         options = self.options
         model = self.argument.build(options.device, options.dtype, whole_last_block=options.whole_last_block)
-        model.read_prompts(self.log, self.name)
-        if options.dropout is not None:
+        model.read_prompts(self.log, self.name)  # of a zero-shot model: computes the features of its class texts
+        if options.dropout is not None:  # MC dropout
             turn_on(model, options.dropout.p)
         self._model = model
         return model
@@ -160,12 +162,13 @@ class RunningModel(LogitsProvider):
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
         """Run the model, and yield the logits of each batch in float32, or in float64 if the model runs in float64.
 
-        On a GPU the next batch is started before the answer to the last one is waited for.
+        Each batch also has the OOD scores on features, if some are asked for. On a GPU the next batch is started before
+        the result of the last one is waited for.
 
         Args:
             dataset: the data set.
-            rows: the indices of the only samples to run, in this order, of which none need be readable; None means all
-                samples.
+            rows: the indices of the samples to run, in this order; None means all samples. It is no error if none of
+                the given samples can be read.
         """
         # A model in 16 bits also gives float32 here, because metrics are computed from at least float32.
         dtype_of_logits = torch.float64 if self.options.dtype == "float64" else torch.float32
@@ -179,17 +182,18 @@ class RunningModel(LogitsProvider):
     def _started_batches(
         self, dataset: EvalSet, rows: Sequence[int] | None
     ) -> Iterator[tuple[Sequence[int], Arriving]]:
-        """Start the model on each batch; yield the indices of its samples, and its logits and features, still arriving.
+        """Start the model on each batch; yield the indices of its samples, and its logits and features.
 
-        The arguments are those of :meth:`batches`.
+        The tensors may still be computed on the GPU when they are yielded: ``arrived()`` waits for them. There are
+        features only if OOD scores need them. The arguments are those of :meth:`batches`.
         """
         model = self.loaded()
-        dropout = self.options.dropout
+        dropout = self.options.dropout  # None without MC dropout
         fingerprint = "" if dropout is None else dataset.fingerprint
         for indices, inputs in self._inputs(dataset, rows):
             features: Sequence[Tensor] = []
             with torch.inference_mode():
-                if dropout is not None:  # the settings allow no scores on features with it
+                if dropout is not None:  # no scores on features are allowed with it
                     logits = dropout_logits(model, dropout, inputs, fingerprint, indices[0])
                 elif self.detector is not None:
                     layers = self.detector.takes_layers
@@ -209,7 +213,7 @@ class RunningModel(LogitsProvider):
         model = self.loaded()
         parameter = self._parameter()
         description = self.argument.sources[0].description
-        preprocess = {"family": description.family, **description.preprocess}
+        preprocess = {"family": description.family, **description.preprocess}  # what decides the inputs
         options = self.options
         for batch in read_batches(
             dataset, model.preprocess, preprocess, options.batch_size, workers=options.workers, rows=rows
@@ -283,14 +287,15 @@ class RunningModel(LogitsProvider):
 
     def fit_record(self, names: Sequence[str], data: EvalSet | None, what: FitOptions) -> ScoreDataRecord | None:
         """Return the record of the data and words to which :meth:`fit_scores` fits scores; None if they need none."""
-        digest = None
+        # The words are recorded by their digest.
+        digest_of_words = None
         negative_words = _negative_words(names, what)
         if negative_words:
             lines = "\n".join(negative_words)
-            digest = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
+            digest_of_words = hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest()
         if data is not None:
-            return ScoreDataRecord(**dict(data.record()), knn_k=what.knn_k, negative_words=digest)
-        return None if digest is None else ScoreDataRecord(negative_words=digest)
+            return ScoreDataRecord(**dict(data.record()), knn_k=what.knn_k, negative_words=digest_of_words)
+        return None if digest_of_words is None else ScoreDataRecord(negative_words=digest_of_words)
 
     def _of_layers(self, names: Sequence[str]) -> list[str]:
         """Return those of some scores that take what each block gives; ``hedge`` does so only where the sums fit."""
@@ -313,24 +318,28 @@ class RunningModel(LogitsProvider):
             models: the models that run one after another, with their weights.
             data: the training data; None gives empty features, for scores that need none.
             labels: the labels of the data; None without any.
-            of_layers: the scores that take what each block gives.
+            of_layers: the names of the scores that take the features of every layer.
         """
-        if not of_layers:
-            labels = None
+        # Only the features of layers are summed by label; hedge also needs the held-out ones one by one.
+        labels_of_sums = labels if of_layers else None
         holds_out = HEDGE in of_layers
-        kept = kept_values()
+        kept = kept_values()  # None outside of a study
         if data is None or kept is None:
-            return read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
-        # Everything that decides the features.
+            return read_training(models, self._fitting_inputs(data), labels_of_sums, holds_out=holds_out)
+
+        # Features are kept under everything that decides them. Kept ones may lack those of layers.
         decisive = self.record.model_dump(include=set(DecisiveRecord.model_fields))
         key = canonical_json({"sha256": self.sha256, "data": data.fingerprint, **decisive})
         if key in kept:
             features: TrainingFeatures = kept[key]
-            (first_member, *_) = features.members
-            if (labels is None or first_member.layers) and (not holds_out or first_member.held_out):
+            first_member = features.members[0]
+            has_sums = labels_of_sums is None or first_member.layers
+            has_held_out = not holds_out or first_member.held_out
+            if has_sums and has_held_out:
                 return features
-        computed = read_training(models, self._fitting_inputs(data), labels, holds_out=holds_out)
-        # A run reports samples that cannot be read. The next one could not, if it did not try to read them.
+
+        computed = read_training(models, self._fitting_inputs(data), labels_of_sums, holds_out=holds_out)
+        # Keep them, unless samples could not be read: every run has to try to read these, as it has to report them.
         if len(computed.rows) == len(data):
             keep(key, computed, computed.nbytes)
         return computed
@@ -363,19 +372,26 @@ def models_of(model: Runnable) -> list[HydraModel]:
 
 
 def _kept_heads(sources: Sequence[Source]) -> list[PredictedSiteRecord]:
-    """Return for each site (attention block) the heads that every member of all files keeps; empty if sites differ."""
+    """Return for each site (attention module) the heads that each member keeps; empty if the files' sites differ.
+
+    Args:
+        sources: the files of the model, each of one member or of several.
+    """
+    # The sites of each file, each with its number of heads.
     sites_by_file = []
     for source in sources:
-        heads = source.description.masks[0].heads
-        sites_by_file.append([(site.path, site.tower, heads[site.path]) for site in source.sites])
-    if any(sites != sites_by_file[0] for sites in sites_by_file):
+        heads_by_site = source.description.masks[0].heads
+        sites_by_file.append([(site.path, site.tower, heads_by_site[site.path]) for site in source.sites])
+    sites_of_first, *others = sites_by_file
+    if any(sites != sites_of_first for sites in others):
         return []
 
+    # One record for each site, with the kept heads of every member of all files.
     masks = [mask for source in sources for mask in source.description.masks]
     records = []
-    for path, tower, heads_there in sites_by_file[0]:
+    for path, tower, heads in sites_of_first:
         kept_by_member = [list(mask.kept[path]) for mask in masks]
-        records.append(PredictedSiteRecord(site=path, tower=tower, heads=heads_there, kept=kept_by_member))
+        records.append(PredictedSiteRecord(site=path, tower=tower, heads=heads, kept=kept_by_member))
     return records
 
 
