@@ -51,19 +51,20 @@ HeadPlace = tuple[int, int]
 
 
 def choose_heads(model: ScoredModel, calibration: Calibration, sites: Sequence[int], degree: int) -> Decision:
-    """Choose the heads to keep: half of the sample gives the signatures, the rest the accuracy for each size.
+    """Return which heads to keep, and the score of each head.
 
-    A signature says how well a head separates each pair of classes. For each size k, the heads are clustered by their
-    signatures, and the model runs with only the k representatives. The knee of the accuracies over k decides the size.
+    1. Half of the sample gives each head a signature, which says how well the head separates each pair of classes.
+    2. For each number k of heads (a size), the heads are clustered by their signatures. Each of the k clusters has a
+       representative (medoid).
+    3. The other half of the sample gives the accuracy of the model with only these k heads.
+    4. The knee of the accuracies over k decides the size. The score of a head is the share of the sizes for which it is
+       a representative.
 
     Args:
         model: a model with one member.
         calibration: the labelled sample.
-        sites: the indices of the sites whose heads may be chosen.
+        sites: the indices of the sites (attention modules) whose heads may be chosen.
         degree: the degree of the polynomial that is fitted to the accuracies.
-
-    Returns:
-        The score of each head (the share of the sizes for which it is a representative), and the heads to keep.
 
     Raises:
         InputError: there are no heads, fewer than two classes, or too few samples of a class.
@@ -249,18 +250,16 @@ def _distances(
 def head_outputs(
     model: ScoredModel, batches: Batches, sites: Sequence[int], log: Log
 ) -> dict[int, npt.NDArray[np.floating]]:
-    """Return the outputs of the heads of a model with one member, before the output projection.
+    """Return the outputs of the heads at each site (attention module), before the output projection.
 
-    They are taken at the tokens that the model reads out (most models: the class token); several tokens are averaged.
+    They are ``[N, heads present, head_dim]`` by the index of the site, in float32 or float64. They are taken at the
+    tokens from which the model computes its answer (mostly the class token); several tokens are averaged.
 
     Args:
         model: a model with one member.
         batches: the samples.
-        sites: the indices of sites in the tower that reads samples.
+        sites: the indices of sites in the encoder (tower) that reads samples.
         log: receives the progress.
-
-    Returns:
-        For each site ``[N, heads present, head_dim]``, at least float32.
 
     Raises:
         NonFiniteError: names the first site with an output that is not finite.
@@ -274,7 +273,8 @@ def head_outputs(
     samples = sum(sizes_of_batches)
     blocks_to_run = range(chain.sites.start, max(sites) + 1)  # later blocks do not change these outputs
 
-    # Put an observer on the attention of each site, run the blocks on all batches, and remove the observers again.
+    # Put an observer on the attention of each site, which appends the outputs of its heads to `joined`. Run the blocks
+    # on all batches, taking the outputs out of `joined` after each, and remove the observers again.
     joined: dict[int, list[Tensor]] = {site_index: [] for site_index in sites}  # of the batch that runs
     outputs_of_batches: dict[int, list[npt.NDArray[np.floating]]] = {site_index: [] for site_index in sites}
     try:
@@ -378,8 +378,9 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
             means[label] = gaussian.location_
             covariances[label] = gaussian.covariance_
 
-        # A head whose output is the same for all samples of a class has a singular covariance. The ridge is far below
-        # the variances that matter in any other head. Its second term exceeds a variance that is only rounding.
+        # A head whose output is the same for all samples of a class has a singular covariance, so add a small number to
+        # the variances (a ridge). It is far below the variances that matter in any other head. Its second term exceeds
+        # a variance that is only rounding.
         variance = outputs_of_head.var(axis=0).mean()
         mean_square = np.square(outputs_of_head).mean()
         ridge = _RIDGE * variance + _ROUNDING * mean_square
@@ -390,7 +391,7 @@ def signatures(outputs: npt.NDArray[np.floating], labels: Ints, pairs: Ints) -> 
 
 
 def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats:
-    """Return the Jeffries-Matusita distance of each pair of Gaussians: 0 if they are equal, 2 if they do not overlap.
+    """Return the Jeffries-Matusita distance of each pair of Gaussians, ``[P]``: 0 if equal, 2 if they do not overlap.
 
     With S = (S_a + S_b) / 2 it is 2 (1 - exp(-B)), where B, the Bhattacharyya distance, is
     (m_a - m_b)^T S^-1 (m_a - m_b) / 8 + ln(|S| / sqrt(|S_a| |S_b|)) / 2.
@@ -399,9 +400,6 @@ def jeffries_matusita(means: Floats, covariances: Floats, pairs: Ints) -> Floats
         means: the means, ``[C, d]``.
         covariances: the covariances, ``[C, d, d]``, positive definite.
         pairs: the pairs of indices into these, ``[P, 2]``.
-
-    Returns:
-        ``[P]``, each 0..2.
     """
     log_determinants = _log_determinants(np.linalg.cholesky(covariances))  # [C]
     a, b = pairs.T  # the first and the second class of each pair, [P]
@@ -443,15 +441,12 @@ def sizes_to_try(heads: int) -> list[int]:
 
 
 def representatives(distances: Floats, count: int, seed: int) -> set[int]:
-    """Return the heads that represent all heads: the medoids of ``count`` clusters by FasterPAM.
+    """Return the heads that represent all heads, as indices: the medoids of ``count`` clusters by FasterPAM.
 
     Args:
         distances: the distance of every two heads, ``[heads, heads]``.
         count: the number of clusters.
         seed: seeds the random start of the clustering.
-
-    Returns:
-        The indices of the medoids among the heads.
     """
     from kmedoids import fasterpam
 
@@ -552,6 +547,9 @@ class Knee:
 def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> Knee:
     """Return the knee of a curve: the number of heads from which on more heads hardly raise the accuracy.
 
+    There is no knee if the curve has fewer than three points, is flat, or is nowhere above its chord. Then the returned
+    record has the largest number of heads, and None as the distance.
+
     A polynomial y(x) is fitted by least squares, with both axes scaled to 0..1. Its chord joins the first and the last
     point, with the slope s = y(1) - y(0). The knee is the point furthest above the chord, at the greatest
     (y(x) - y(0) - s x) / sqrt(1 + s^2); of equally distant points, the one with the fewest heads. Points below the
@@ -560,10 +558,7 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
     Args:
         heads: the numbers of heads that were tried, ascending.
         accuracy: the measured accuracy with each number.
-        degree: the degree of the polynomial; at most one less than the number of points is used.
-
-    Returns:
-        The knee. There is none if the curve has fewer than three points, is flat, or is nowhere above its chord.
+        degree: the degree of the polynomial; lowered if there are too few points for it, e.g. to 2 for three points.
     """
     counts = np.asarray(heads, dtype=np.float64)
     measured = np.asarray(accuracy, dtype=np.float64)
@@ -597,12 +592,13 @@ def find_knee(heads: Sequence[int], accuracy: Sequence[float], degree: int) -> K
 def _knee(
     log: Log, sizes: Sequence[int], correct: Sequence[int], total: int, degree: int
 ) -> tuple[int, dict[str, object]]:
-    """Return the number of heads at the knee, and the curve and the knees of all degrees as JSON.
+    """Return the number of heads at the knee of the accuracy, and the curve and the knees of all degrees as JSON.
 
-    Also logs them.
+    The knee is the number of heads from which on more heads hardly raise the accuracy. It is found on a polynomial that
+    is fitted to the accuracies, for several degrees. The curve and the knees are logged, too.
 
     Args:
-        log: receives them.
+        log: receives them, and a warning if there is no knee.
         sizes: the numbers of heads that were tried.
         correct: the number of samples classified right with each.
         total: the number of samples.
