@@ -99,7 +99,8 @@ class Chosen:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 
         They are fixed before any test sample is read: MSP, the score of the rung, the single model's own score, and
-        scores that the validation data cannot tell from the latter. A rung is not compared with itself.
+        scores that the validation data cannot tell from the latter. If the rung is the single model, its own score is
+        not among them: a rung is not compared with itself.
         """
         fixed = {REFERENCE, rung.score, self.common_score}
         fixed.update(rival.score for rival in self.choice.rivals)
@@ -163,9 +164,10 @@ class Chosen:
 
 
 def choose(plan: Plan, rows: Mapping[str, MeasuredRow]) -> Chosen:
-    """Return the row and the OOD score that are chosen on the validation data, with the reasons against all others.
+    """Return the row (a model of the study) and the OOD score that are chosen on the validation data.
 
-    Every row with every score that it has is a candidate.
+    The result knows the reasons against all others. Every row with every score that it has is a candidate, but for
+    hedge, a sum of several scores.
 
     Args:
         plan: the plan of the study, whose steps up to the choice are done.
@@ -183,12 +185,19 @@ def choose(plan: Plan, rows: Mapping[str, MeasuredRow]) -> Chosen:
 
 
 def validated(plan: Plan, row: Row) -> MeasuredRow:
-    """Measure a row on the validation data, whose predictions are there."""
+    """Return a row (a model of the study) measured on the validation data, from its stored predictions."""
     return measured(plan, row, "choose", fitted_temperature(plan.calibration_file(row)))
 
 
 def measured(plan: Plan, row: Row, purpose: str, calibration: Calibration | None) -> MeasuredRow:
-    """Measure a row from its predictions, which are there: to ``choose`` on validation data, or to ``test``."""
+    """Return a row (a model of the study) measured from its stored predictions.
+
+    Args:
+        plan: the plan of the study.
+        row: the row.
+        purpose: ``choose`` for its predictions on validation data, ``test`` for those on test data.
+        calibration: what its probabilities are calibrated by; None for nothing.
+    """
     request = plan.request
     return measure_row(plan.predictions(row, purpose), calibration, rounds=request.bootstrap, seed=request.seed)
 
@@ -221,5 +230,6 @@ def validated_in_words(row: str, rows: Mapping[str, MeasuredRow]) -> str:
         named = dict.fromkeys([*best_first[:_NAMED_SCORES], REFERENCE])
         figures = ", ".join(f"{score} {of_single[score]:.3f}" for score in named)
         return f"{row}: mean OOD AUROC on the validation data by score: {figures}"
-    score = best_first[0] if best_first[0] in of_row else REFERENCE
+    best = best_first[0]
+    score = best if best in of_row else REFERENCE
     return f"{row}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"

@@ -37,7 +37,7 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     consequence = "they had no vote" if telling else "nothing could be chosen on them"
     reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
     sentences = [f"OOD validation data that tell nothing: {', '.join(blind)} ({reason}), so {consequence}."]
-    if searched in blind:
+    if searched in blind:  # never if it is None
         sentences.append(
             f"Heads were searched on {searched} all the same, so the models of circuits say nothing of what a search "
             "on other data would find: give another set as the first --ood-val."

@@ -58,12 +58,17 @@ class MeasuredRow:
     def smallest_set(self, metric: str) -> int:
         """Return the number of samples of the smallest set that a metric of the verdict is measured on.
 
-        Metrics of ID data, such as ``id.nll``, have no OOD set; averages of a group, ``near_avg.auroc``, those of it.
+        ========================  =====================================
+        ``id.nll``                the ID set
+        ``near_avg.auroc``        the ID set, and the near OOD sets
+        ``ood_avg.auroc``         the ID set, and all OOD sets
+        ========================  =====================================
         """
-        measured, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
+        measured_on, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
         sizes = [len(self.inside)]
         for name, samples in self.outside.items():
-            if measured in ("ood_avg", f"{self.groups[name]}_avg"):
+            group = self.groups[name]  # near, far or None
+            if measured_on in ("ood_avg", f"{group}_avg"):
                 sizes.append(len(samples))
         return min(sizes)
 
@@ -83,7 +88,7 @@ class MeasuredRow:
     def resampled(self, score: str) -> Resampled:
         """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples."""
         if score not in self.known:
-            # The last part of each key: "auroc" of "ood_avg.auroc".
+            # Measured once and kept. The metrics by the last part of each key: "auroc" of "ood_avg.auroc".
             names = {key.rpartition(".")[2] for key in KINDS}
             self.known[score] = resample(
                 *self._under(score), self.groups, rounds=self.rounds, seed=self.seed, names=names
@@ -153,6 +158,7 @@ def measure_row(
         batches = predictions.batches(entry)
         gathered = gather(batches, entry, predictions.name, scores=all_scores, calibration=calibration)
         samples[entry.name] = gathered.samples
-    inside = samples.pop(id_set.name)
     groups = {entry.name: entry.group for entry in ood_sets}
-    return MeasuredRow(predictions, calibration, inside, samples, groups, rounds, seed)
+    inside = samples[id_set.name]
+    outside = {entry.name: samples[entry.name] for entry in ood_sets}
+    return MeasuredRow(predictions, calibration, inside, outside, groups, rounds, seed)

@@ -26,7 +26,8 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> Mistake
     """
     if test.inside.labels is None:
         return None
-    # None if validation data have no wrong answers, or no right ones. There is nothing to compare then, nor for MSP.
+    # The score that is best on validation data; None if they have no wrong answers, or no right ones. There is nothing
+    # to compare then, and neither if MSP is the best.
     best = _best_on(validation)
     if best is None or best == REFERENCE:
         return MistakesRecord(row=row, score=REFERENCE, best=best)
@@ -35,7 +36,7 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> Mistake
     of_best = test.errors_resampled(best)
     of_msp = test.errors_resampled(REFERENCE)
     ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
-    is_better = ci is not None and ci[0] > 0
+    is_better = ci is not None and ci[0] > 0  # the whole interval lies above 0
     return MistakesRecord(
         row=row,
         score=best if is_better else REFERENCE,
@@ -62,14 +63,16 @@ def sentence_on_mistakes(mistakes: MistakesRecord) -> str:
         return (
             f"For mistakes of {name} trust the score {mistakes.score}: it finds wrong answers better than MSP{figures}."
         )
-    best = "" if mistakes.best in (None, REFERENCE) else f": {mistakes.best} is the best on validation data{figures}"
-    return f"For mistakes of {name} no score is shown to be better than MSP{best}."
+    on_best = ""
+    if mistakes.best not in (None, REFERENCE):
+        on_best = f": {mistakes.best} is the best on validation data{figures}"
+    return f"For mistakes of {name} no score is shown to be better than MSP{on_best}."
 
 
 def _best_on(validation: MeasuredRow) -> str | None:
     """Return the score with the highest AUROC of wrong answers (MSP if several are equal); None without any AUROC."""
     aurocs = {}
-    on_data = replace(validation, rounds=0)
+    on_data = replace(validation, rounds=0)  # the same row without resamples, as no interval is needed
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
         value = on_data.errors_resampled(name).values[_AUROC]

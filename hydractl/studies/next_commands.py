@@ -31,13 +31,13 @@ def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCo
     """
     request = plan.request
     single = plan.rows[0]
-    (row,) = (row for row in plan.rows if row.name == used.row)  # exactly one
+    (used_row,) = (row for row in plan.rows if row.name == used.row)  # exactly one
 
     # Paths and options: the first OOD test set to predict, the same samples to calibrate on.
     best = str(plan.folder / "best.st")
     inputs = (best, str(request.ood[0].spec))
     report = {"report": str(plan.folder / "predictions.json")}
-    recalibrated = plan.calibration(row, used.score)
+    recalibrated = plan.calibration(used_row, used.score)
     samples = (*_HOW_IT_RUNS, *_WHICH_SAMPLES)
 
     # The commands, by their purpose. Of the study's options each gets those in "shared" that somebody gave.

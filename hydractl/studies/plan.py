@@ -102,7 +102,7 @@ class Plan:
 
         A sixth of 144 heads are 24.
         """
-        total = sum(self.heads.values())
+        total = sum(self.heads.values())  # over all sites (attention layers)
         rounded = round(part * total)
         at_least_one = max(1, rounded)
         return min(at_least_one, total - 1)
@@ -133,9 +133,9 @@ class Plan:
         written = self.folder / (output or outputs[-1])
         # Of the options that it shares with the study, those that somebody gave; arguments override them.
         given = self.request.given
-        names = _SHARED[verb] if shared is None else shared
-        common = {name: given[name] for name in names if name in given}
-        options = {**common, **arguments, "output": str(written)}
+        shared_names = _SHARED[verb] if shared is None else shared
+        shared_options = {name: given[name] for name in shared_names if name in given}
+        options = {**shared_options, **arguments, "output": str(written)}
         return Step(Command(verb, tuple(models), options), paths)
 
     def add(self, step: Step) -> Step:
@@ -158,7 +158,10 @@ class Plan:
         return self._search("circuit", objectives, self.share(part))
 
     def circuit(self, objective: str) -> Path:
-        """Plan the search of circuits, and return the file of the circuit of an objective."""
+        """Return the file of the circuit of an objective; the search for circuits is added to the plan.
+
+        The search of all objectives is one step, which is added once.
+        """
         search = self.add(self.search_of_circuits)
         index = self.scale.objectives.index(objective)
         return search.outputs[index]
@@ -230,7 +233,7 @@ class Plan:
         return model
 
     def made(self, step: Step) -> list[ModelRef]:
-        """Plan a step that makes models, and return its files."""
+        """Return the files of a step that makes models; the step is added to the plan."""
         return [ModelRef(str(path)) for path in self.add(step).outputs]
 
     def tuned(self, member: ModelRef) -> ModelRef:
@@ -306,8 +309,11 @@ class Plan:
         """
         files = {Path(one.text) for one in members or [model]}
         # The trainings that wrote one of these files. The last file of a training stands for it.
-        trainings = [step for step in self.steps if step.command.verb == "finetune"]
-        trained = [step.outputs[-1] for step in trainings if not files.isdisjoint(step.outputs)]
+        trained = []
+        for step in self.steps:
+            wrote_one = not files.isdisjoint(step.outputs)
+            if step.command.verb == "finetune" and wrote_one:
+                trained.append(step.outputs[-1])
         self.add_row(Row(name, model, trained=trained))
 
     def add_row(self, row: Row) -> None:
@@ -434,14 +440,14 @@ class Plan:
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
         # Temperature and threshold of the row for its score, fitted to its stored predictions.
-        by_stored = {**self._calibration_data(), "ood_score": score, **force}
-        fitting = self.step("calibrate", [chosen_on], by_stored, ["best.calibration.json"], shared=_OF_SAMPLES)
+        fitted = {**self._calibration_data(), "ood_score": score, **force}
+        fitting = self.step("calibrate", [chosen_on], fitted, ["best.calibration.json"], shared=_OF_SAMPLES)
         steps.append(fitting)
 
         # The row with them as a file, best.st, and its figures on the test data.
-        file = str(fitting.outputs[0])
-        calibrated = {**self._score_arguments(row, score), "calibration": file, **force, **noted}
-        measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": file, **force}
+        calibration = str(fitting.outputs[0])
+        calibrated = {**self._score_arguments(row, score), "calibration": calibration, **force, **noted}
+        measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": calibration, **force}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
         steps.append(self.step("eval", [tested_on], measured, ["best.json"]))
 
@@ -452,7 +458,10 @@ class Plan:
         return steps
 
     def outline(self) -> list[Step]:
-        """Return all steps as they are known before the choice, with the last row in place of the best one."""
+        """Return all steps as they are known before the choice: the last row stands in place of the one to use.
+
+        Its score is called ``SCORE``.
+        """
         last_steps = self.last_steps(self.rows[-1], "SCORE", "", "SCORE", self.rows)
         return [*self.steps, *self.testing_steps(self.rows), *last_steps]
 

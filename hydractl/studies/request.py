@@ -105,8 +105,13 @@ class StudyRequest:
 
     def ood_val_sets(self) -> list[OodSet]:
         """Return the data sets of ``--ood-val``, in order; ``auto`` becomes the set that is made of ``--val``."""
-        made = self.made_of_val
-        return [one.with_spec(made.under(one.spec.option)) if one.spec.text == AUTO else one for one in self.ood_val]
+        sets = []
+        for ood_set in self.ood_val:
+            if ood_set.spec.text == AUTO:
+                made_of_val = self.made_of_val.under(ood_set.spec.option)
+                ood_set = ood_set.with_spec(made_of_val)
+            sets.append(ood_set)
+        return sets
 
     def choosing_sets(self) -> list[OodSet]:
         """Return the OOD validation sets by which a model is chosen.
@@ -114,7 +119,8 @@ class StudyRequest:
         If there is only one set, a second one is made of the samples of ``--val``, to have OOD samples of another kind.
         """
         sets = self.ood_val_sets()
-        if len(sets) == 1 and not self.chooses_by_made_samples_alone():
+        is_single_given_set = len(sets) == 1 and not self.chooses_by_made_samples_alone()
+        if is_single_given_set:
             sets.append(OodSet(f"{AUTO}={self.made_of_val}", AUTO, None, self.made_of_val))
         return sets
 

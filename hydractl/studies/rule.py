@@ -154,12 +154,13 @@ class Evidence:
         """
         if not self._may_vote:
             return ()
-        telling = []
+        with_vote = []
         for name in self.sets:
+            # The AUROC of the single model on this set under each of its scores (a difference to nothing).
             aurocs = (self.difference(candidate, None, (name,), reading) for candidate in self.rows[SINGLE])
             if any(auroc.low > BLIND for auroc in aurocs):
-                telling.append(name)
-        return tuple(telling)
+                with_vote.append(name)
+        return tuple(with_vote)
 
     def difference(self, candidate: Candidate, other: Candidate | None, figure: Figure, reading: int) -> Difference:
         """Return a figure of one candidate minus that of another, with its 95 % interval.
@@ -227,7 +228,8 @@ class Decision:
     def _losses_beyond_limit(self, candidate: Candidate) -> dict[str, Difference]:
         """Return by how much accuracy and NLL of a candidate are worse than those of the single model, by metric.
 
-        Only those above their limit, significantly or not.
+        It has only those above their limit, significantly or not: with a limit of 0.01 an accuracy that is lower by
+        0.02, not one that is lower by 0.005.
         """
         evidence = self.evidence
         reference = evidence.reference
@@ -260,7 +262,10 @@ class Decision:
         admissible = []
         for row in self.evidence.rows:
             candidate = self.evidence.under(row, self.common_score)
-            if candidate is None or self._harm_done_by(candidate) or self._why_not_eligible(candidate):
+            if candidate is None:  # the row does not have this score
+                continue
+            # Both give the reason against the candidate, and are empty without one.
+            if self._harm_done_by(candidate) or self._why_not_eligible(candidate):
                 continue
             admissible.append(candidate)
         # This is stable: rows of the same price stay in the order of the table.
@@ -281,8 +286,8 @@ class Decision:
         0.01, one that is better by 0.02 (0.005 to 0.035) is returned, by 0.02 (-0.001 to 0.041) not.
         """
         # They are sorted by cost, so all that are dearer, or cost the same and come later, stand behind this one.
-        place = self.admissible.index(candidate)
-        for other in self.admissible[place + 1 :]:
+        index = self.admissible.index(candidate)
+        for other in self.admissible[index + 1 :]:
             gain = self._gain(other, candidate)
             if gain.value > AUROC_MARGIN + _ROUNDING and gain.low > 0:
                 return other
@@ -319,9 +324,9 @@ class Decision:
         file can hold it. A limit comes first if both reasons hold.
         """
         beyond_limit = self._beyond_limit(candidate)
-        if not beyond_limit and not candidate.eligible:
-            return "no single file can hold it: it is compared only"
-        return beyond_limit
+        if beyond_limit:
+            return beyond_limit
+        return "" if candidate.eligible else "no single file can hold it: it is compared only"
 
     def _beyond_limit(self, candidate: Candidate) -> str:
         """Return the text that says how accuracy or NLL of a row is too much worse than that of the single model.
@@ -426,7 +431,8 @@ class Decision:
 
         # Repeat the whole decision on each resample. Reading 0 is the data themselves, which the choice was made on.
         for reading in range(1, rounds + 1):
-            other = Decision(self.evidence, self.limits[ACCURACY], reading).chosen
+            max_drop = self.limits[ACCURACY]
+            other = Decision(self.evidence, max_drop, reading).chosen
             same_row += other.row == self.chosen.row
             same_score += other.score == self.chosen.score
             if other is not self.chosen and self.telling:

@@ -42,6 +42,8 @@ def smaller(scale: Scale) -> Iterator[Scale]:
     rows that need further searches; 150 samples. Cuts that change nothing are left out.
     """
     yield scale
+
+    # The cuts, each as the sentence on it and the attributes of the extent that it changes.
     dear_rows = [name for name in scale.rows if name in NEED_THREE | {"whole-late"}]
     other_rows = [name for name in scale.rows if name not in dear_rows]
     cuts: list[tuple[str, dict[str, Any]]] = []
@@ -53,6 +55,9 @@ def smaller(scale: Scale) -> Iterator[Scale]:
             cuts.append((f"the rows {', '.join(dear_rows)} are left out", {"rows": other_rows}))
         if scale.samples is None or scale.samples > samples:
             cuts.append((f"the search takes {samples} samples of each set", {"samples": samples}))
+
+    # Each cut is made in addition to those before it.
+    smaller_scale = scale
     for text, changes in cuts:
-        scale = replace(scale, **changes, cut=[*scale.cut, text])
-        yield scale
+        smaller_scale = replace(smaller_scale, **changes, cut=[*smaller_scale.cut, text])
+        yield smaller_scale

@@ -88,7 +88,8 @@ class StudySets:
         samples, an OOD file of 600, and one set that is made; [400, 300, 400] with ``--limit 400``.
         """
         # The sets of the choice are val and the OOD validation sets. Those that were not opened are made of val.
-        made_of_val = [self.val] * (1 + len(self.request.choosing_sets()) - len(self.choosing))
+        number_of_sets = 1 + len(self.request.choosing_sets())
+        made_of_val = [self.val] * (number_of_sets - len(self.choosing))
         halves = [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
         limit = self.request.limit
         return halves if limit is None else [min(half, limit) for half in halves]
@@ -328,13 +329,15 @@ def _leave_out_repeats(sets: StudySets) -> None:
             training_digests = sets.train.dataset.sample_fingerprints()
             sets.notes.append(f"{shared}, and left out of --val")
 
-    # What remains must be enough to fit temperatures to, which takes the second half: the samples with odd indices.
+    # Samples of --val that are in both halves, or in the training data.
     left_out = _indices_to_leave_out(val, training_digests)
     in_both_halves = len(left_out) - shared_with_train
     if in_both_halves:
         sets.notes.append(
             f"{in_both_halves} samples of --val are in one half of it and again in the other, and left out there"
         )
+
+    # What remains must be enough to fit temperatures to, which takes the second half: the samples with odd indices.
     labels = val.dataset.labels
     assert labels is not None  # --val needs labels
     second_half = [index for index in range(1, len(labels), HALVES) if index not in left_out]
@@ -368,10 +371,11 @@ def _indices_to_leave_out(given_set: GivenSet, elsewhere: Iterable[str] = ()) ->
     Raises:
         InputError: a half has no sample left.
     """
+    # By the digest of each sample met so far the half that keeps it, 0 or 1; -1 for samples that neither half may have.
     neither = -1
-    half_that_keeps = dict.fromkeys(elsewhere, neither)  # by the digest of the sample
+    half_that_keeps = dict.fromkeys(elsewhere, neither)
     left_out = set()
-    halves_left = set()
+    halves_left = set()  # the halves that keep any sample
     digests = given_set.dataset.sample_fingerprints()
     for index, digest in enumerate(digests):
         half = index % HALVES

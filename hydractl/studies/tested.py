@@ -179,11 +179,11 @@ class Tested(Chosen):
         return self.tested[rung.row].mean_aurocs([rung.score])[rung.score]
 
     def _on_resamples(self, rung: Rung) -> Resampled:
-        """Return the metrics of a rung that the verdict judges, on the test data and on their resamples."""
+        """Return the metrics of a rung (a row with an OOD score) on the test data and on their resamples."""
         return self.tested[rung.row].resampled(rung.score)
 
     def _differences(self, rung: Rung, other: Rung) -> Findings:
-        """Return the findings for the paired differences of a rung minus another one, by metric."""
+        """Return the findings for the paired differences of a rung (row with an OOD score) minus another, by metric."""
         paired = paired_differences(self._on_resamples(other), self._on_resamples(rung))
         return judge_all(paired, self._single.smallest_set, same_row=rung.row == other.row)
 
@@ -334,10 +334,10 @@ class Tested(Chosen):
         With ``common``, also its OOD detection under the score of the single model, if it has that score.
         """
         validated = self.rows[row.name]
-        measured = self.tested[row.name]
+        tested = self.tested[row.name]
 
         # On validation data: accuracy, NLL, mean mutual information, and by score the AUROC against each OOD set.
-        own = self.choice.own_candidate(row.name)
+        own = self.choice.own_candidate(row.name)  # the row with its own score
         score = self.score_of(row.name)
         candidates = self.choice.evidence.rows[row.name]
         aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
@@ -345,8 +345,8 @@ class Tested(Chosen):
 
         # On test data, under the score of the single model.
         common = None
-        if self.common_score in measured.scores:
-            common = DetectedRecord(ood_score=self.common_score, **dict(measured.metrics(self.common_score)))
+        if self.common_score in tested.scores:
+            common = DetectedRecord(ood_score=self.common_score, **dict(tested.metrics(self.common_score)))
         return StudyRowRecord(
             **self._about_row(row.name),
             chosen=row.name == self.taken.row,
@@ -354,7 +354,7 @@ class Tested(Chosen):
             score=score,
             lr=_kept_learning_rates(row),
             validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=mean_mi, auroc=aurocs),
-            test=_tested_record(measured, score),
+            test=_tested_record(tested, score),
             common=common,
         )
 
@@ -363,14 +363,14 @@ class Tested(Chosen):
 
         That is the score of the single model if the row has it, else its own.
         """
-        measured = self.rows[name]
+        validated = self.rows[name]
         common_score = self.common_score
-        score = common_score if common_score in measured.scores else self.score_of(name)
-        return RuledOutRecord(**self._about_row(name), reason=reason, validation=_tested_record(measured, score))
+        score = common_score if common_score in validated.scores else self.score_of(name)
+        return RuledOutRecord(**self._about_row(name), reason=reason, validation=_tested_record(validated, score))
 
 
 def test_rows(chosen: Chosen) -> Tested:
-    """Measure the rows on the test data, whose predictions are there."""
+    """Return what was chosen with its rows (models of the study) measured on the test data, from stored predictions."""
     rows = {}
     for row in chosen.tested_rows:
         rows[row.name] = measured(chosen.plan, row, "test", chosen.rows[row.name].calibration)

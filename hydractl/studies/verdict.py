@@ -348,7 +348,7 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     sentences = []
     for index in range(facts.final_index):
         differences = facts.differences_to_next[index]
-        upper, lower = map(name_of, facts.ladder[index : index + 2])
+        upper, lower = name_of(facts.ladder[index]), name_of(facts.ladder[index + 1])
         how_much = _NO_BETTER[differences[AUROC].kind]
         sentences.append(
             f"Not {upper}{origin}: it is {how_much} on the test data than {lower}: {_detection(differences)}."
@@ -482,10 +482,12 @@ def _sentences_on_better_scores(facts: Facts) -> list[str]:
     test, that it did better may be chance. Of the others the answer on another row than the single model says so.
     """
     sentences = []
+    # The scores fixed before the test, if the final rung is the single model; then those seen only afterwards. Each
+    # group with the beginning and the end of its sentence.
+    fixed_before = facts.against.rivals if facts.rung.row == SINGLE else {}
     afterwards = " That was seen afterwards: confirm it on other data."
-    of_single = facts.against.rivals if facts.rung.row == SINGLE else {}
     for which, findings, end in (
-        ("A free score that was compared from the beginning", of_single, ""),
+        ("A free score that was compared from the beginning", fixed_before, ""),
         ("A free score", facts.against.others, afterwards),
     ):
         better = ahead(findings)
@@ -553,6 +555,6 @@ def _sentence_on_needed_samples(facts: Facts, answer: str) -> str:
     if finding.needed is None:
         return ""
     # Sets of other sizes count, too: only if all of them grow alike, the interval shrinks as expected.
-    times = math.ceil(10 * finding.needed / finding.n) / 10  # up to one decimal: 2300 of 1000 are 2.3
+    times = math.ceil(10 * finding.needed / finding.n) / 10  # rounded up to one decimal: 2310 of 1000 are 2.4 times
     enough = f"about {times:,g} times as many samples of each test set would do; the smallest has {finding.n:,}"
     return f"To tell about {KINDS[AUROC].words}, {enough}."

@@ -212,7 +212,7 @@ def judge_all(
         if difference["ci"] is None:
             continue
         # Leave out accuracy, NLL and ECE of one row under two scores: they differ by rounding alone.
-        is_equal = max(map(abs, difference["ci"])) < _ROUNDING
+        is_equal = max(map(abs, difference["ci"])) < _ROUNDING  # both ends of the interval are 0 but for rounding
         if same_row and is_equal and metric.startswith("id."):
             continue
         findings[metric] = judge(metric, difference["value"], difference["ci"], samples(metric))
