@@ -114,15 +114,15 @@ def count_warning(correct: int, labels: NDArray[np.int64], expected: ExpectedAcc
     if largest == 1.0:  # all labels are of one class: no accuracy can be above guessing
         return None
     high = share_interval(correct, total).high
-    accuracy = f"accuracy {correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval)"
+    accuracy = f"{correct / total:.3f} of {total} samples (at most {high:.3f} by its 95 % interval)"
     if high <= largest:
-        return f"{accuracy} is not above {largest:.3f}, the share of the largest class"
+        return f"accuracy {accuracy} is not above {largest:.3f}, the share of the largest class"
     if expected is None:
         return None
     half_way = (largest + expected.at_least) / 2  # at_least: the lower end of the expected accuracy
     if high >= half_way:
         return None
-    return f"{accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
+    return f"accuracy {accuracy} is far below {expected.accuracy:.3f}, {expected.where}"
 
 
 def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:

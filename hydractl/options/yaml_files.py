@@ -175,13 +175,19 @@ def _by_key(content: Any, name: str, where: str) -> dict[str, Any]:
         where: the name of the mapping in the file, for messages.
 
     Raises:
-        UsageError: it is no mapping.
+        UsageError: it is no mapping, or has a key with ``-`` and with ``_``.
     """
     if content in _EMPTY:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"{name}: {where} must be a mapping of options to values")
-    return {key.replace("-", "_"): value for key, value in content.items()}
+    by_key: dict[str, Any] = {}
+    for written, value in content.items():
+        key = written.replace("-", "_")
+        if key in by_key:
+            raise UsageError(f"{name}: {where} has the key {key!r} twice")
+        by_key[key] = value
+    return by_key
 
 
 def _read_yaml(path: Path, name: str, hint: str) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, orientation_warnings
 from hydractl.data.text import cut_warning
-from hydractl.errors import InputError
+from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.files.results import Record
 from hydractl.heads.mask import HeadMask
@@ -189,6 +189,9 @@ def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuri
         mask: the heads that are kept.
         dataset: the samples, with labels.
         on: how the model runs.
+
+    Raises:
+        NonFiniteError: a logit is not finite.
     """
     # The pruned model, with removed heads cut out of its weights; it is not written.
     description, tensors = pruned(source, mask, "sliced")
@@ -198,6 +201,8 @@ def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuri
     with torch.inference_mode():
         for inputs, batch in model_batches(model, dataset, on.batch_size, on.workers):
             logits = model.member_logits(inputs)[0]  # of its only member, [batch, classes]
+            if not bool(logits.isfinite().all()):
+                raise NonFiniteError(f"{source.name}: a logit is not finite while it runs without some heads")
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
             assert batch.labels is not None
             is_correct = predicted == batch.labels

@@ -120,7 +120,7 @@ def test_sets_of_hugging_face_are_turned_as_it_turns_them(photos: str) -> None:
     "command",
     [
         *("eval MODEL --test set", "predict MODEL set -o p.jsonl", "score MODEL --method taylor --data set -o s.json"),
-        "calibrate MODEL --val set --ood-val digits=builtin:digits/val?take=5 --ood-score msp -o c.st",
+        "calibrate MODEL --val set --threshold id:0.5 --ood-score msp -o c.st",
         "finetune MODEL --train set --epochs 1 --batch-size 2 -o f.st",
         "extract-circuit MODEL --val set --ood-val builtin:digits/val?take=5 --budget 1 -o i.json",
         "prune MODEL --max-drop 0.9 --val set --method magnitude -o m.st",

@@ -24,6 +24,7 @@ FLAGS: dict[str, Any] = {"model": ["a.st"], "method": "random", "keep": "8"}
         ),
         ("seed: 1\nlimit: 2\nseed: 3", "hydra.yaml line 1: the key 'seed' is there twice"),
         ("prune:\n  keep: 1\n  keep: 2", "hydra.yaml line 2: the key 'keep' is there twice"),
+        ("batch-size: 1\nbatch_size: 2", "hydra.yaml: the file has the key 'batch_size' twice"),
         ("- seed", "hydra.yaml: the file must be a mapping of options to values"),
         ("seed", "hydra.yaml: the file must be a mapping of options to values"),
         ("seed: 1\nprune: 3", "hydra.yaml: prune must be a mapping of options to values"),

@@ -151,3 +151,16 @@ def test_a_model_that_can_spare_no_head_is_said_to(capsys: pytest.CaptureFixture
     run("score", "base.st", "--method", "taylor", "--data", "cal.npz", "--remove", "1", "-o", "q.json")
     run("prune", "base.st", "--scores", "q.json", "--val", "val.npz", "--max-drop", "0", "-o", "q.st", code=2)
     assert "was scored site by site for one budget" in capsys.readouterr().err
+
+
+def test_a_logit_that_is_not_finite_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hydractl.cli.app import main
+
+    monkeypatch.setattr(
+        "hydractl.model.loading.HydraModel.member_logits", lambda *_: torch.full((1, 60, 5), float("nan"))
+    )
+    words = ["prune", "base.st", "--method", "random", "--max-drop", "0.1", "--val", "val.npz", "-o", "a.st"]
+    assert main(words) == 6
+    assert "a logit is not finite while it runs without some heads" in capsys.readouterr().err
