@@ -64,7 +64,7 @@ MUTATIONS = (
         "hydractl/circuit/race.py",
         "contestant.hope(objective) < lead:",
         "contestant.hope(objective)[0] <= lead[0]:",
-        "tests/circuit/test_search.py",
+        "tests/circuit/test_race.py",
     ),
     Mutation(
         "pooling in 16 bits",
