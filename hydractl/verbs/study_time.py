@@ -27,7 +27,7 @@ _MC_PASSES = 10
 """Passes of a row whose samples run several times with other dropout."""
 _COMPARED = 2
 """What the verdict compares takes about as long as so many rows of a table, each on all resamples of the test data."""
-_OF_A_SET = 4e-4
+_OF_A_SET = 3e-4
 """Seconds that a resample of one set takes on a core of a server, however few its samples."""
 _OF_A_SAMPLE = 1.5e-7
 """Seconds that each of its samples adds to that."""
