@@ -101,7 +101,9 @@ def bench(
         The rows, one for each model, batch size and number format, in its ``results``.
 
     Raises:
+        UsageError, InputError: an option or a model is wrong, or the models do not read the same inputs.
         RequirementError: one of ``require`` is not met.
+        OutputError: ``output`` exists, and ``force`` is not set.
     """
     with checking() as call:
         if compile_mode is not None and not compile:

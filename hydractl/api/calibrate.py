@@ -121,9 +121,12 @@ def calibrate(
         ood_val: a mapping from names to data, or ``auto``.
 
     Returns:
-        The calibrated model; ``result`` holds what was chosen. Without ``output`` its file is temporary.
+        The calibrated model; ``result`` holds what was chosen. Without ``output`` its file is temporary. Where
+        ``output`` ends in ``.json``, it is no model: its ``refs`` are empty.
 
     Raises:
+        UsageError, InputError: an option, a file, a data set or the model is wrong, or samples are too few to fit to.
+        NonFiniteError: a logit is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     # ``call.values`` has the value of each option by name; ``call.add`` notes a problem, raised when the block ends.

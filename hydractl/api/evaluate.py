@@ -186,7 +186,10 @@ def evaluate(
         The rows, one for each model, in its ``models``.
 
     Raises:
+        UsageError, InputError: an option, a file, a data set or a model is wrong, or test samples have been seen.
+        NonFiniteError: a logit is not finite.
         RequirementError: one of ``require`` is not met.
+        OutputError: ``output`` or ``predictions`` exists, and ``force`` is not set.
     """
     # ``call.values`` has the value of each option by name; problems that are noted are raised when the block ends.
     with checking() as call:

@@ -155,6 +155,8 @@ def extract_circuit(
 
     Raises:
         UsageError, InputError: an option, a file, a data set or the model is wrong.
+        NonFiniteError: a logit is not finite.
+        OutputError: ``output`` or a recorded search is there, and neither ``force`` nor ``resume`` is set.
     """
     is_headmap = algorithm == "headmap"
     with checking() as call:

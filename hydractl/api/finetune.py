@@ -344,8 +344,9 @@ def finetune(
         training. Without ``output`` its files are temporary.
 
     Raises:
+        UsageError, InputError: an option, a recipe, a data set or a model is wrong.
         NonFiniteError: the loss or a weight is not finite.
-        OutputError: ``output`` exists, and ``force`` is not set.
+        OutputError: ``output`` or an unfinished run is there, and neither ``force`` nor ``resume`` is set.
     """
     with checking() as call:
         values = call.values

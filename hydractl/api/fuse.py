@@ -57,6 +57,8 @@ def fuse(
         temporary.
 
     Raises:
+        UsageError, InputError: an option or a model is wrong, or the models cannot be members of one fused model.
+        NonFiniteError: a weight or a logit is not finite.
         OutputError: ``output`` exists, and ``force`` is not set.
     """
     with checking() as call:

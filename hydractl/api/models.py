@@ -93,7 +93,9 @@ class Model:
 
     @property
     def description(self) -> Description:
-        """The description in the model's header: kind, architecture, kept heads, labels, how it was made."""
+        """The description in the model's header, of several models that of the first: kind, architecture, kept heads,
+        labels, how it was made.
+        """
         return self.models[0].held.description
 
     def load(self, device: str = "auto", dtype: str = "float32", **options: Any) -> HydraModel:
@@ -137,6 +139,9 @@ def open(
         labels: class names, or what ``--labels`` takes.
         prompt: one template or several for the classes of a zero-shot model, or what ``--prompt`` takes.
         processor: the tokenizer or image processor of a module of transformers.
+
+    Returns:
+        The model; an opened one itself, if nothing of it is to change.
 
     Raises:
         InputError: this is not a model of a supported family.
@@ -213,6 +218,10 @@ def load(
     Returns:
         A model whose call returns log p ``[batch, classes]`` of the averaged prediction.
 
+    Raises:
+        InputError: this is not a model of a supported family, or its weights are broken.
+        UsageError: the device is not there, or the model is several.
+
     Warns:
         UserWarning: a CPU computes in ``dtype`` slower than in float32; it says how many times slower (measured).
     """
@@ -231,7 +240,7 @@ def save(
 
     Args:
         what: a model; a module of one member, perhaps trained since it was loaded; or a document.
-        path: the ``.st`` or ``.json`` file.
+        path: the file: ``.st`` for a model or a module, ``.json`` for a document.
         trained_on: data whose samples the weights have seen, which :func:`evaluate` then refuses as test data: a SPEC,
             samples, or ``(samples, labels)``.
         force: replace a file that exists.

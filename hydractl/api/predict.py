@@ -103,6 +103,8 @@ def predict(
         The summary, with a row for each sample; with ``output`` the rows are only in that file.
 
     Raises:
+        UsageError, InputError: an option, a sample or the model is wrong.
+        NonFiniteError: a logit is not finite.
         RequirementError: one of ``require`` is not met.
         OutputError: ``output`` exists, and ``force`` is not set.
     """

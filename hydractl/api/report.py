@@ -61,7 +61,9 @@ def make_report(
         The document that was reported on, or the means of several; ``files`` has what was written.
 
     Raises:
+        UsageError, InputError: an option or a document is wrong, or runs cannot be averaged.
         RequirementError: one of ``require`` is not met.
+        OutputError: ``html`` or ``output`` exists, and ``force`` is not set.
     """
     with checking() as call:
         if output is not None and over is None:

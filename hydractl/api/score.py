@@ -82,6 +82,7 @@ def score(
     Raises:
         UsageError, InputError: an option, a file, a data set or the model is wrong.
         NonFiniteError: a score is not finite.
+        OutputError: ``output`` exists, and ``force`` is not set.
     """
     criterion = method if isinstance(method, Criterion) else None
     reads_no_data = criterion is not None and not criterion.needs_data

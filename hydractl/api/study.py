@@ -148,6 +148,8 @@ def study(
         The verdict; the files are in the folder ``output``, or in one named after the model.
 
     Raises:
+        UsageError, InputError: an option, a data set or the model is wrong, or sets share samples.
+        NonFiniteError: a weight, a logit or a loss is not finite.
         OutputError: the folder belongs to another study.
     """
     with checking() as call:

@@ -1,4 +1,4 @@
-"""The answer of a bench (``hydractl.bench/1``): the record that the verb builds and that its tables and plot read."""
+"""The answer of a bench (``hydractl.bench/1``): the record that the verb builds and that its tables read."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ class ExportedFileRecord(Record):
     """Its format: `onnx` or `pt2`."""
     path: str
     """The file."""
-    bytes: Count | None = optional("Its size; not in a plan.")
-    sha256: str | None = optional("SHA-256 of the file; not in a plan.")
-    check: ExportCheck | None = optional("How it was checked; not in a plan.")
+    bytes: Count | None = optional("Its size; not in a dry run.")
+    sha256: str | None = optional("SHA-256 of the file; not in a dry run.")
+    check: ExportCheck | None = optional("How it was checked; not in a dry run.")
 
 
 class ExportAnswer(Result):
@@ -40,7 +40,7 @@ class ExportAnswer(Result):
     rows_in = "exports"
     model: str
     """Name of the model."""
-    sha256: str | None = optional("SHA-256 of its checkpoint; not in a plan.")
+    sha256: str | None = optional("SHA-256 of its checkpoint; not in a dry run.")
     arch: str
     """Its architecture."""
     members: Count

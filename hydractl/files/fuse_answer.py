@@ -72,7 +72,7 @@ class FusedMember(Record):
 
     name: str
     """Its name."""
-    sha256: str | None = optional("SHA-256 of its file; not in a plan.")
+    sha256: str | None = optional("SHA-256 of its file; not in a dry run.")
     heads: Sequence[Count]
     """Number of heads kept at each site."""
     kind: str | None = optional("`dense`, `pruned` or `fused`.")
@@ -136,13 +136,13 @@ class FuseAnswer(Result):
     members: Sequence[FusedMember]
     """Name, SHA-256, heads by site and kind of each member."""
     parameters: Mapping[str, Count]
-    """Parameters `averaged`, `equal` in all members and `per_member`."""
-    shared: Sequence[SharedTower] = sparse("By tower what runs once, and where members part.", [])
+    """Parameters `averaged`, `equal` in all members (not in a dry run) and `per_member`."""
+    shared: Sequence[SharedTower] = sparse("By tower what runs once, and where members part; not in a dry run.", [])
     cost: FusedSizes
     """Of the first member (`single`), of all members run separately and of the fused model; parameters and mult-adds of
     the model with all heads; the ratio of mult-adds to that.
     """
-    self_check: SelfCheckRecord | None = optional("The check of the fused model.")
-    averaging: AveragingRecord | None = optional("What averaging does; not there with `--merge none`.")
-    sha256: str | None = optional("SHA-256 of the fused checkpoint.")
+    self_check: SelfCheckRecord | None = optional("The check of the fused model; not in a dry run.")
+    averaging: AveragingRecord | None = optional("What averaging does; not with `--merge none`, nor in a dry run.")
+    sha256: str | None = optional("SHA-256 of the fused checkpoint; not in a dry run.")
     note: str | None = optional("What a dry run does not know.")

@@ -1,4 +1,4 @@
-"""Answers that are shown and not read again: of trainings, prune, export, push and ``--info``, and plans of dry runs.
+"""Answers that are shown and not read again: of trainings, posteriors, prune and ``--info``.
 
 Their documents hold more than tables show; the records have fields only for the entries that are read.
 """
@@ -47,7 +47,7 @@ class TrainedFile(Record):
     """The file."""
     member: Count
     """Number of the member, from 1."""
-    sha256: str | None = optional("SHA-256 of the file; not of a plan.")
+    sha256: str | None = optional("SHA-256 of the file; not in a dry run.")
 
 
 class TrainingPlan(Record):
