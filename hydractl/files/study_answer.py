@@ -276,6 +276,9 @@ class StudyAnswer(Result):
     baseline: TestedRecord
     """The single model as it is on the test data, with MSP and no temperature."""
     baseline_ci: Mapping[str, Interval | None] = sparse("By dotted key the bootstrap interval of `baseline`.", {})
+    baseline_threshold: MeasuredThreshold | None = optional(
+        "What `baseline` flags with a threshold of its own, set like that of `use`."
+    )
     rows: Annotated[Sequence[StudyRowRecord], Field(min_length=1)]
     """The rows on the test data, the single model first."""
     ruled_out: Sequence[RuledOutRecord] = sparse("The rows that validation data rule out, and that nobody named.", [])

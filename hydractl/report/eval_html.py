@@ -161,7 +161,7 @@ def _sections(answer: EvalAnswer, study: StudyAnswer | None) -> Iterator[_Sectio
     else:
         explained = (
             f"All with the score {shown_name(study.common_score)}, the first line with MSP. Members that are pruned "
-            "and not trained share their parameters."
+            "and not trained have the same weights, which count once as parameters."
         )
         yield _Section("results", "Results on the test data", explained, tables=[results_table(study, rows)])
         names_explained = [(term, [words]) for term, words in legend(study, study.rows).items()]

@@ -106,7 +106,28 @@ def glance(study: StudyAnswer) -> Table | None:
         if is_measured:
             lines.append([Cell(title), *map(Cell, values), change])
     titles = ["test data", "now (MSP)", f"{used.name}, {used.score}", "difference"]
-    return Table("", [(title, "") for title in titles], [*lines, *_cost_lines(study, used)])
+    return Table("", [(title, "") for title in titles], [*lines, *_threshold_lines(study), *_cost_lines(study, used)])
+
+
+def _threshold_lines(study: StudyAnswer) -> list[list[Cell]]:
+    """Return lines on what a threshold flags: of ID samples, and of OOD samples as the mean over the test sets.
+
+    Each has a title, the share with the single model as it is, that with ``best.st``, and an empty cell. Both have a
+    threshold of their own, set by the same rule. Empty where none was measured.
+    """
+    thresholds = [study.baseline_threshold, study.use.threshold]
+    shares_of_id = []
+    shares_of_ood = []
+    for threshold in thresholds:
+        if threshold is None or threshold.id_flagged is None:
+            return []
+        shares = [share for share in (threshold.ood_flagged or {}).values() if share is not None]
+        shares_of_id.append(threshold.id_flagged)
+        shares_of_ood.append(sum(shares) / len(shares))
+    lines = []
+    for title, (before, after) in {"flagged of ID": shares_of_id, "flagged of OOD": shares_of_ood}.items():
+        lines.append([Cell(title), Cell(number(before, DIGITS)), Cell(number(after, DIGITS)), Cell("")])
+    return lines
 
 
 def _cost_lines(study: StudyAnswer, used: StudyRowRecord) -> list[list[Cell]]:
@@ -150,9 +171,9 @@ def _flagged(study: StudyAnswer) -> list[str]:
     listed = [f"{percent(share)} of {name}" for name, share in shares.items() if share is not None]
     count = "" if study.choice.n is None else f"{study.choice.n:,} "
     return [
-        f"The threshold of best.st flags {', '.join(listed)}. It was set to {threshold.rule} of the {count}ID samples "
-        "of --val that it was chosen on; the fewer these are, the more the share of others differs by chance. FPR95 is "
-        "of other thresholds, which find 95 % of OOD."
+        f"The threshold of best.st flags {', '.join(listed)}. It was set to {threshold.rule}, a share of {count}ID "
+        "samples of --val: the fewer they are, the more the share of other samples differs by chance. False alarms "
+        "(FPR95) are those of other thresholds, which find 95 % of OOD."
     ]
 
 

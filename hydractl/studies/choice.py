@@ -229,7 +229,8 @@ def validated_in_words(row: str, rows: Mapping[str, MeasuredRow]) -> str:
         # As keys of a dict, so that MSP is named once if it is among the best.
         named = dict.fromkeys([*best_first[:_NAMED_SCORES], REFERENCE])
         figures = ", ".join(f"{score} {of_single[score]:.3f}" for score in named)
-        return f"{row}: mean OOD AUROC on the validation data by score: {figures}"
+        sets = " and ".join(rows[SINGLE].outside)
+        return f"{row}: mean AUROC against {sets} of the validation data, by score: {figures}"
     best = best_first[0]
     score = best if best in of_row else REFERENCE
     return f"{row}: {of_row[score]:.3f} with {score}, of which the single model has {of_single[score]:.3f}"

@@ -23,7 +23,7 @@ OFTEN = 0.2
 
 
 def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
-    """Return sentences on the OOD validation sets that had no vote; empty if all had one.
+    """Return sentences on the OOD validation sets that had no vote, and on those that decided; empty if all had one.
 
     A set has a vote if an OOD score of the single model separates it from the ID samples.
 
@@ -34,9 +34,9 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     if not blind:
         return []
     # If other sets had a vote, the choice was made by those.
-    consequence = "they had no vote" if telling else "nothing could be chosen on them"
-    reason = f"no score of the single model separates them with an AUROC whose interval lies above {BLIND:g}"
-    sentences = [f"OOD validation data that tell nothing: {', '.join(blind)} ({reason}), so {consequence}."]
+    consequence = f"{' and '.join(telling)} decided" if telling else "nothing could be chosen"
+    reason = f"no score of the single model tells them from ID data with an AUROC whose interval lies above {BLIND:g}"
+    sentences = [f"OOD validation data without a vote: {', '.join(blind)}, as {reason}; {consequence}."]
     if searched in blind:  # never if it is None
         sentences.append(
             f"Heads were searched on {searched} all the same, so the models of circuits say nothing of what a search "
@@ -56,8 +56,8 @@ def of_accuracies(correct: npt.NDArray[np.bool_], test_correct: npt.NDArray[np.b
     low, high = share_difference_interval(int(correct.sum()), len(correct), int(test_correct.sum()), len(test_correct))
     if low > 0:
         why = (
-            "if it was trained on the validation data, these choose and calibrate badly, so give others; if not, the "
-            "test set is harder"
+            "if it was trained on the validation data, they are unfit to choose and calibrate by, so give other "
+            "validation data; if not, the test set is harder"
         )
     elif high < 0:
         why = "if it was trained on the test data, their figures are too good; if not, the test set is easier"
@@ -124,15 +124,17 @@ def of_stability(stability: StabilityRecord) -> list[str]:
     changed_shares = {"model": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
         if share > OFTEN:
-            changes.append(f"another {what} in {100 * share:.0f} % of cases")
+            changes.append(f"{100 * share:.0f} % choose another {what}")
     if not changes:
         return []
 
-    # What another choice would have changed on average; None if that is not known.
+    # How much better or worse the other choices are on average; None if that is not known.
     consequence = ""
     if stability.difference is not None:
         is_small = abs(stability.difference) < AUROC_MARGIN
         if is_small and changed_shares["model"] <= OFTEN:
             return []
-        consequence = f", on average by {signed_number(stability.difference)} of mean OOD AUROC on these data"
-    return [f"Not certain: resamples of the validation data would have led to {' and '.join(changes)}{consequence}."]
+        side = "lower" if stability.difference < 0 else "higher"
+        size = number(abs(stability.difference))
+        consequence = f"; the mean OOD AUROC of what they choose instead is {size} {side} there, on average"
+    return [f"Not certain: of resamples of the validation data {' and '.join(changes)}{consequence}."]

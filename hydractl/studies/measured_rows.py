@@ -13,11 +13,14 @@ from hydractl.evaluation.predictions.reading import Predictions, read_prediction
 from hydractl.evaluation.sets import tested
 from hydractl.files.calibrate_answer import CalibrateAnswer
 from hydractl.files.eval_answer import RowMetrics
-from hydractl.files.model_records import Calibration
+from hydractl.files.model_records import Calibration, MeasuredThreshold, StoredThreshold
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs
 from hydractl.metrics.ood_scores import SCORES
+from hydractl.metrics.probabilities import Floats
+from hydractl.metrics.requested import Threshold
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
+from hydractl.metrics.threshold import choose_threshold, measured_threshold
 from hydractl.studies.words import AUROC, KINDS
 
 
@@ -113,6 +116,19 @@ class MeasuredRow:
         inside = _with_score_alone(self.inside, score)
         return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names={"auroc"})
 
+    def thresholded(self, rule: Threshold, validation: MeasuredRow, score: str) -> MeasuredThreshold:
+        """Return a threshold on a score, and the shares of ID samples and of each OOD set at or above it.
+
+        Args:
+            rule: the share of ID validation samples that it flags, e.g. ``id:0.05``.
+            validation: the same row on the validation data.
+            score: the name of the OOD score.
+        """
+        value = choose_threshold(rule, _values(validation.inside, score))
+        threshold = StoredThreshold(score=score, value=value, rule=rule.rule)
+        outside = {name: _values(samples, score) for name, samples in self.outside.items()}
+        return measured_threshold(threshold, _values(self.inside, score), outside)
+
     def accuracy_and_nll(self) -> Resampled:
         """Return accuracy and NLL on the labelled ID data, and on their resamples."""
         inside = _with_score_alone(self.inside, self.inside.leading)
@@ -122,6 +138,13 @@ class MeasuredRow:
 def _with_score_alone(samples: Samples, score: str) -> Samples:
     """Return the samples with ``score`` as their only score."""
     return replace(samples, scores={score: samples.scores[score]})
+
+
+def _values(samples: Samples, score: str) -> Floats:
+    """Return a score of the samples, [N], which the row has."""
+    values = samples.scores[score]
+    assert values is not None
+    return values
 
 
 def fitted_temperature(path: Path) -> Calibration:

@@ -413,9 +413,9 @@ class Decision:
             better = self._better_and_dearer(candidate)
             assert better is not None
             return f"{better.row} is better ({self._gain(better, candidate).value:+.4f})"
-        price = "of the same cost" if candidate.price == chosen.price else "which costs less"
+        price = "as much" if candidate.price == chosen.price else "less"
         gain = f"{self._gain(candidate, chosen).value:+.4f}"
-        return f"not significantly better by more than {AUROC_MARGIN:g} than {chosen.row} ({gain}), {price}"
+        return f"its gain over {chosen.row}, which costs {price}, is {gain}, not for certain above {AUROC_MARGIN:g}"
 
     @cached_property
     def stability(self) -> StabilityRecord:

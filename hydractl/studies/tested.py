@@ -304,6 +304,9 @@ class Tested(Chosen):
             common_score=self.common_score,
             baseline=_tested_record(self.uncalibrated, REFERENCE),
             baseline_ci=intervals(self.uncalibrated.resampled(REFERENCE)),
+            baseline_threshold=self.uncalibrated.thresholded(
+                self.plan.request.threshold, self.rows[SINGLE].uncalibrated(), REFERENCE
+            ),
             rows=[self._row_record(row) for row in self.tested_rows],
             ruled_out=[self._ruled_out_record(row, reason) for row, reason in self.ruled_out.items()],
             steps=[list(step) for step in steps],

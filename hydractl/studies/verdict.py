@@ -307,7 +307,7 @@ def record_of_other(
     """
     line = (
         f"{place} is {name_of(rung)}{_price(mac_ratio)}: on the test data {_detection(against_used)} against "
-        f"{name_of(used)}. It was not chosen, as validation data decide: {why_not}."
+        f"{name_of(used)}. Validation data alone choose, and there it was not taken: {why_not}."
     )
     findings = list(against_used.values())
     return NextBestRecord(row=rung.row, score=rung.score, mac_ratio=mac_ratio, line=line, against_used=findings)
@@ -410,7 +410,7 @@ def _single_sentence(facts: Facts, answer: str) -> str:
     * score unclear: that MSP may be as good;
     * nothing helps: if MSP was chosen at once (final index 0), that no other score was better.
 
-    The second, if the study made other models, says that none is worth its cost.
+    The second, if the study made other models and validation data chose none of them, says that none is worth its cost.
     """
     sentence = f"Use {name_of(facts.rung)}."
     if answer == SCORE_HELPS:
@@ -421,10 +421,13 @@ def _single_sentence(facts: Facts, answer: str) -> str:
         sentence = f"Use {name_of(facts.rung)} or MSP: {unclear}."
     elif facts.final_index == 0:
         sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
-    if not facts.has_other_rows:
+    other_was_chosen = facts.ladder[0].row != SINGLE
+    if other_was_chosen or not facts.has_other_rows:
         return sentence
-    gain = f"more than {AUROC_MARGIN:g} of AUROC"
-    return f"{sentence} On validation data no other model gains enough to be worth its cost: {gain}."
+    return (
+        f"{sentence} No other model is worth its cost: on validation data none gains more than {AUROC_MARGIN:g} of "
+        "AUROC for certain and without harm."
+    )
 
 
 def _ensemble_sentence(facts: Facts, answer: str, name: str) -> str:

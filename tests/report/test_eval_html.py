@@ -225,6 +225,21 @@ def test_time_memory_and_files_stand_beside_the_cost_where_they_were_measured(do
     ]
 
 
+def test_what_thresholds_flag_stands_beside_each_other_where_both_were_measured(document: dict[str, Any]) -> None:
+    study = study_of(document, used="hydra")
+    now = MeasuredThreshold(id_flagged=0.05, ood_flagged={"letters": 0.1, "photos": 0.3, "noise": None})
+    best = MeasuredThreshold(id_flagged=0.028, ood_flagged={"letters": 0.5, "photos": 1.0, "noise": None})
+    of_best = {"use": study.use.model_copy(update={"threshold": best})}
+    for baseline, expected in (
+        (now, [["flagged of ID", "0.050", "0.028", ""], ["flagged of OOD", "0.200", "0.750", ""]]),
+        (None, []),
+    ):
+        table = glance(study.model_copy(update={**of_best, "baseline_threshold": baseline}))
+        assert table is not None
+        lines = [[cell.text for cell in line] for line in table.rows]
+        assert [line for line in lines if line[0].startswith("flagged")] == expected
+
+
 def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(document: dict[str, Any]) -> None:
     study = study_of(document, used="hydra")
     threshold = MeasuredThreshold(value=1.0, rule="id:0.05", id_flagged=0.028, ood_flagged={"letters": 0.5})
@@ -234,9 +249,9 @@ def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(d
     }
     *_, flagged, how_sure = in_brief(study.model_copy(update=updated))
     assert flagged == (
-        "The threshold of best.st flags 2.8 % of ID samples, 50.0 % of letters. It was set to id:0.05 of the "
-        "150 ID samples of --val that it was chosen on; the fewer these are, the more the share of others differs by "
-        "chance. FPR95 is of other thresholds, which find 95 % of OOD."
+        "The threshold of best.st flags 2.8 % of ID samples, 50.0 % of letters. It was set to id:0.05, a share of 150 "
+        "ID samples of --val: the fewer they are, the more the share of other samples differs by chance. False alarms "
+        "(FPR95) are those of other thresholds, which find 95 % of OOD."
     )
     assert how_sure == (
         "How sure: tested on 200 of ID, 100 of letters, 110 of photos, 120 of noise. Resampled validation data (150 of "
