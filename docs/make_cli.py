@@ -17,6 +17,8 @@ _ENTRY = re.compile(r"^ {2,8}-\S.*\n(?: {24,}\S.*\n)*", re.MULTILINE)
 _NOTE = re.compile(r"^A switch is turned off .*?\n\n", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^[A-Z][^\n:]*:\n(?=\n|\Z)", re.MULTILINE)
 _FLAG = re.compile(r"(?:-\w, )?(--?[\w-]+)")
+_EXAMPLES = re.compile(r"\nExamples:\n.*", re.DOTALL)
+"""They end a help text; the pages of docs have commands enough."""
 
 
 def text() -> str:
@@ -28,7 +30,7 @@ def text() -> str:
     note = _NOTE.findall(helps["score"])[0]
     parts = [
         "# Command line\n\n"
-        "Made from the help texts by `make docs`. `hydractl VERB --help` shows every option of a verb,\n"
+        "Made from the help texts by `make docs`. `hydractl VERB --help` shows every option of a verb, and examples,\n"
         "`-h` the most used ones. Options that several verbs have with the same meaning stand "
         "[here once](#shared-options).\n",
         _section("hydractl", app_help(WIDTH)),
@@ -55,8 +57,8 @@ def _names(page: str, shared: list[str]) -> str:
 
 
 def _section(title: str, body: str, below: str = "") -> str:
-    """Return a section of the page: a heading, and a text as the terminal shows it."""
-    return f"## {title}\n\n```text\n{body.rstrip()}\n```\n{below}"
+    """Return a section of the page: a heading, and a text as the terminal shows it, without its examples."""
+    return f"## {title}\n\n```text\n{_EXAMPLES.sub('', body).rstrip()}\n```\n{below}"
 
 
 if __name__ == "__main__":

@@ -303,8 +303,6 @@ FIGURES_OF_A_GPU = {
     "docs/numbers.md": "{eager 4 whole ratio} times the single ViT-B/16 for the whole model with a circuit, {eager 4 "
     "fused10 ratio} and {eager 4 fused0 ratio} for three members that share 10 of 12 sites or none; {graphs 4 whole "
     "ratio}, {graphs 4 fused10 ratio} and {graphs 4 fused0 ratio} in CUDA graphs",
-    "docs/benchmarks.md": "a circuit takes {eager 4 whole ratio} times the time of a single ViT-B/16, three members "
-    "that share 10 of 12 sites {eager 4 fused10 ratio}, three that share none {eager 4 fused0 ratio}.",
     "docs/circuits.md": "[R = {float32 eager 128 single tera} in float32 and {eager 128 single tera} in bfloat16]",
     "docs/paper.md": "side by side, take [{eager 4 fused0 ratio} times]",
 }

@@ -25,7 +25,7 @@ def make_report(
         JsonDocument | Sequence[JsonDocument],
         io(
             "A document that eval, bench or study wrote; several of eval with --over; - is stdin",
-            metavar="MODEL...",
+            metavar="DOCUMENT...",
             kind="documents",
         ),
     ],
