@@ -317,6 +317,16 @@ def test_figures_of_a_gpu_are_those_of_its_file(page: str) -> None:
     assert " ".join(said.split()) in " ".join(text.split())
 
 
+@pytest.mark.parametrize("name", ["fashion-mnist", "sst2", "clip", "digits"])
+def test_gains_of_studies_are_those_of_their_results(name: str) -> None:
+    """The pages of the studies are generated; the list of all pages has one figure of each."""
+    findings = read_json(DOCS / "results" / f"{name}.json")["verdict"]["against_baseline"]
+    (gain,) = (finding["value"] for finding in findings if finding["metric"] == "ood_avg.auroc")
+    lines = (DOCS / "numbers.md").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if f"(numbers/study-{name}.md) |" in line)
+    assert line.endswith(f"| {gain:+.3f} |")
+
+
 def of_a_training(accuracy: float, **aurocs: float) -> dict[str, Any]:
     """A row of seeds.json."""
     by_score = {score: {"mean": auroc} for score, auroc in aurocs.items()}

@@ -29,8 +29,8 @@ from hydractl.model.matching import asked_classes
 LOW_GAIN = 0.2
 """The share of wrongly ordered pairs of validation samples below which circuits were seen not to help.
 
-On other OOD data of the same model, circuits that corrected 2 to 17 % of the pairs did not help, and circuits that
-corrected 21 to 71 % did (docs/circuits.md).
+On other OOD data of the same model, circuits that corrected 2 to 10 % of the pairs did not help, and circuits that
+corrected 21 to 46 % did (docs/numbers/made-ood-samples.md).
 """
 
 
