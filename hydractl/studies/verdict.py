@@ -303,11 +303,17 @@ def record_of_other(
         mac_ratio: the mult-adds of its row over those of the single model; None if they are not known.
         against_used: its differences on the test data to the rung to use, by metric.
         used: that rung.
-        why_not: why validation data, which alone choose, did not choose it.
+        why_not: why validation data, which alone choose, did not choose it; empty of the choice, which was left.
     """
+    reason = f"Validation data alone choose, and there it was not taken: {why_not}."
+    if not why_not:
+        reason = (
+            "Validation data chose it, but the test data do not show that it is better by more than "
+            f"{AUROC_MARGIN:g} of AUROC than what costs less."
+        )
     line = (
         f"{place} is {name_of(rung)}{_price(mac_ratio)}: on the test data {_detection(against_used)} against "
-        f"{name_of(used)}. Validation data alone choose, and there it was not taken: {why_not}."
+        f"{name_of(used)}. {reason}"
     )
     findings = list(against_used.values())
     return NextBestRecord(row=rung.row, score=rung.score, mac_ratio=mac_ratio, line=line, against_used=findings)

@@ -256,6 +256,14 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     assert "against whole-avg@2 with gen. Validation data alone choose" in pruned[1]
 
 
+def test_the_choice_that_was_left_is_said_to_be_the_choice_where_it_is_highest() -> None:
+    left = record_of_other("Highest of all models", CHOICE, 1.77, {AUROC: finding(SAME)}, OWN, "")
+    assert left.line.endswith(
+        " against the single model with vim. Validation data chose it, but the test data do not show that it is better "
+        "by more than 0.01 of AUROC than what costs less."
+    )
+
+
 @pytest.mark.parametrize("rungs", [[OWN, MSP], [CHOICE, OWN, MSP]])
 def test_the_headline_carries_the_doubt(rungs: list[Rung]) -> None:
     (doubt,) = doubts.of_stability(StabilityRecord(row=0.46, score=0.9, difference=0.002))
