@@ -57,7 +57,7 @@ def measured(folder: Path) -> dict[str, Figures]:
         name = record["name"]
         calibration = fitted_temperature(folder / f"choose/{name}.calibration.json")
         row = measure_row(folder / f"test/{name}.pred.st", calibration)
-        inside = row.accuracy_and_nll()
+        inside = row.on_id({"accuracy", "nll"})
         by_key = {}
         for key in ("id.accuracy", "id.nll"):
             by_key[key] = Resampled({key: inside.values[key]}, {key: inside.rounds[key]})

@@ -17,7 +17,6 @@ from hydractl.studies.rule import (
     SINGLE,
     Candidate,
     Decision,
-    Evidence,
 )
 from hydractl.studies.verdict import Rung
 from hydractl.studies.words import AUROC_MARGIN
@@ -63,14 +62,12 @@ class Chosen:
 
     @property
     def taken(self) -> Rung:
-        """The row and the OOD score that were chosen by the OOD validation sets.
+        """The row and the OOD score that were chosen by the OOD validation sets; all rows are compared under one score.
 
         If no such set has a vote (``telling`` is empty), it is the single model with a score that needs no choice:
         hedge, or MSP where hedge is missing.
         """
-        if self.choice.telling:
-            return Rung(self.choice.chosen.row, self.choice.chosen.score)
-        return Rung(SINGLE, self.common_score)
+        return Rung(self.choice.chosen.row, self.common_score)
 
     @property
     def ladder(self) -> list[Rung]:
@@ -98,28 +95,20 @@ class Chosen:
     def rivals_of(self, rung: Rung) -> list[str]:
         """Return the scores of the single model that a rung (a row with a score) is compared with on the test data.
 
-        They are fixed before any test sample is read: MSP, the score of the rung, the single model's own score, and
-        scores that the validation data cannot tell from the latter. If the rung is the single model, its own score is
-        not among them: a rung is not compared with itself.
+        They are fixed before any test sample is read: MSP, the single model's own score, and scores that the validation
+        data cannot tell from the latter. A rung is not compared with itself.
         """
-        fixed = {REFERENCE, rung.score, self.common_score}
-        fixed.update(rival.score for rival in self.choice.rivals)
-        if rung.row == SINGLE:
-            fixed.remove(rung.score)
-        return [score for score in self.rows[SINGLE].scores if score in fixed]
-
-    @property
-    def rule(self) -> str:
-        """The rule of the choice in words, with its limits filled in."""
-        return RULE.format(drop=self.plan.request.max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND)
+        fixed = {REFERENCE, self.common_score, *(rival.score for rival in self.choice.rivals)}
+        return [score for score in self.rows[SINGLE].scores if score in fixed and Rung(SINGLE, score) != rung]
 
     @property
     def record(self) -> ChoiceRecord:
         """The choice, as the answer of the study has it."""
+        max_drop = self.plan.request.max_drop
         return ChoiceRecord(
             row=self.taken.row,
             score=self.taken.score,
-            rule=self.rule,
+            rule=RULE.format(drop=max_drop, nll=NLL_TOLERANCE, margin=AUROC_MARGIN, blind=BLIND),
             telling=self.choice.telling,
             blind=self.choice.blind,
             n=len(self.rows[SINGLE].inside),
@@ -141,7 +130,7 @@ class Chosen:
             "temperature": self.rows[taken.row].temperature,
             "rivals": self.rivals_of(taken),
             "ladder": [asdict(rung) for rung in self.ladder],
-            "candidates": [self._candidate_document(candidate) for candidate in self.choice.evidence.candidates],
+            "candidates": [self._candidate_document(candidate) for candidate in self.choice.candidates],
         }
 
     def _candidate_document(self, candidate: Candidate) -> dict[str, object]:
@@ -176,12 +165,12 @@ def choose(plan: Plan, rows: Mapping[str, MeasuredRow]) -> Chosen:
     candidates = []
     for row in plan.rows:
         measured = rows[row.name]
-        inside = measured.accuracy_and_nll()
-        members, macs = measured.source.members, measured.source.cost.macs
+        inside = measured.on_id({"accuracy", "nll"})
+        members, macs = measured.source.members, measured.macs
         for score, outside in measured.aurocs(_scores_to_choose_from(measured)).items():
             candidates.append(Candidate(row.name, score, members, macs, inside, outside, eligible=row.stored))
-    evidence = Evidence(candidates, may_vote=plan.request.has_ood_val)
-    return Chosen(plan, rows, Decision(evidence, plan.request.max_drop))
+    request = plan.request
+    return Chosen(plan, rows, Decision(candidates, request.max_drop, may_vote=request.has_ood_val))
 
 
 def validated(plan: Plan, row: Row) -> MeasuredRow:

@@ -12,8 +12,8 @@ from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import tested
 from hydractl.files.calibrate_answer import CalibrateAnswer
-from hydractl.files.eval_answer import RowMetrics
 from hydractl.files.model_records import Calibration, MeasuredThreshold, StoredThreshold
+from hydractl.files.study_answer import TestedRecord
 from hydractl.metrics.bootstrap import Resampled, mean_over_sets, resample, resample_aurocs
 from hydractl.metrics.ood_scores import SCORES
 from hydractl.metrics.probabilities import Floats
@@ -21,6 +21,7 @@ from hydractl.metrics.requested import Threshold
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold, measured_threshold
+from hydractl.studies.rule import REFERENCE
 from hydractl.studies.words import AUROC, KINDS
 
 
@@ -48,6 +49,13 @@ class MeasuredRow:
     known: dict[str, Resampled] = field(default_factory=dict)
 
     @property
+    def macs(self) -> int:
+        """The mult-adds of one sample."""
+        macs = self.source.cost.macs
+        assert macs is not None  # an eval of a model has counted them
+        return macs
+
+    @property
     def temperature(self) -> float:
         """The temperature of a row that was calibrated by one."""
         assert self.calibration is not None and self.calibration.temperature is not None
@@ -67,13 +75,9 @@ class MeasuredRow:
         ``ood_avg.auroc``         the ID set, and all OOD sets
         ========================  =====================================
         """
-        measured_on, _, _ = metric.partition(".")  # id, ood_avg, near_avg or far_avg
-        sizes = [len(self.inside)]
-        for name, samples in self.outside.items():
-            group = self.groups[name]  # near, far or None
-            if measured_on in ("ood_avg", f"{group}_avg"):
-                sizes.append(len(samples))
-        return min(sizes)
+        measured_on, _, _ = metric.partition("_avg")  # ood, near or far; the whole metric if it is of ID data
+        sizes = [len(samples) for name, samples in self.outside.items() if measured_on in ("ood", self.groups[name])]
+        return min([len(self.inside), *sizes])
 
     def uncalibrated(self) -> MeasuredRow:
         """Return the same row without a calibration."""
@@ -84,9 +88,9 @@ class MeasuredRow:
         outside = {name: _with_score_alone(samples, score) for name, samples in self.outside.items()}
         return _with_score_alone(self.inside, score), outside
 
-    def metrics(self, score: str) -> RowMetrics:
+    def metrics(self, score: str) -> TestedRecord:
         """Return every metric under ``score``."""
-        return row_blocks(*self._under(score), self.groups)
+        return TestedRecord(ood_score=score, **dict(row_blocks(*self._under(score), self.groups)))
 
     def resampled(self, score: str) -> Resampled:
         """Return the metrics that a verdict judges, under ``score``, on the data and on their resamples."""
@@ -111,10 +115,15 @@ class MeasuredRow:
                 means[score] = mean
         return means
 
-    def errors_resampled(self, score: str) -> Resampled:
-        """Return the AUROC with which a score finds wrong answers (``errors.auroc``), on ID data and resamples."""
+    def on_id(self, names: Collection[str], score: str = REFERENCE) -> Resampled:
+        """Return these metrics of the labelled ID data, on the data and on their resamples.
+
+        Args:
+            names: the last parts of their keys: ``nll`` of ``id.nll``, ``auroc`` of ``errors.auroc``.
+            score: the OOD score by which wrong answers are found; others do not depend on it.
+        """
         inside = _with_score_alone(self.inside, score)
-        return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names={"auroc"})
+        return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names=names)
 
     def thresholded(self, rule: Threshold, validation: MeasuredRow, score: str) -> MeasuredThreshold:
         """Return a threshold on a score, and the shares of ID samples and of each OOD set at or above it.
@@ -128,11 +137,6 @@ class MeasuredRow:
         threshold = StoredThreshold(score=score, value=value, rule=rule.rule)
         outside = {name: _values(samples, score) for name, samples in self.outside.items()}
         return measured_threshold(threshold, _values(self.inside, score), outside)
-
-    def accuracy_and_nll(self) -> Resampled:
-        """Return accuracy and NLL on the labelled ID data, and on their resamples."""
-        inside = _with_score_alone(self.inside, self.inside.leading)
-        return resample(inside, {}, {}, rounds=self.rounds, seed=self.seed, names={"accuracy", "nll"})
 
 
 def _with_score_alone(samples: Samples, score: str) -> Samples:

@@ -33,8 +33,8 @@ def mistakes_of(row: str, validation: MeasuredRow, test: MeasuredRow) -> Mistake
         return MistakesRecord(row=row, score=REFERENCE, best=best)
 
     # AUROC of wrong answers on the test data: of this score, of MSP, and the interval of the difference.
-    of_best = test.errors_resampled(best)
-    of_msp = test.errors_resampled(REFERENCE)
+    of_best = test.on_id({"auroc"}, best)
+    of_msp = test.on_id({"auroc"}, REFERENCE)
     ci = paired_differences(of_msp, of_best)[_AUROC]["ci"]
     is_better = ci is not None and ci[0] > 0  # the whole interval lies above 0
     return MistakesRecord(
@@ -75,7 +75,7 @@ def _best_on(validation: MeasuredRow) -> str | None:
     on_data = replace(validation, rounds=0)  # the same row without resamples, as no interval is needed
     # MSP comes first, so that it wins against equal scores.
     for name in dict.fromkeys([REFERENCE, *validation.scores]):
-        value = on_data.errors_resampled(name).values[_AUROC]
+        value = on_data.on_id({"auroc"}, name).values[_AUROC]
         if value is not None:
             aurocs[name] = value
     return max(aurocs, key=lambda name: aurocs[name], default=None)

@@ -49,4 +49,4 @@ def next_commands(plan: Plan, used: Rung, free_score: str | None) -> list[NextCo
     if free_score is not None:
         free = ModelRef.of_row("free", [single.model])
         steps["free score"] = plan.step("calibrate", [free], plan.calibration(single, free_score), ["free.st"])
-    return [NextCommandRecord(purpose=purpose, command=step.command.words()) for purpose, step in steps.items()]
+    return [NextCommandRecord(purpose=purpose, command=step.words()) for purpose, step in steps.items()]

@@ -10,7 +10,6 @@ from hydractl.expressions.data_sets import DataSpec, OodSet
 from hydractl.expressions.models import ModelRef
 from hydractl.methods.study_rows import MEMBERS
 from hydractl.metrics.ood_scores import HEDGE, ON_FEATURES
-from hydractl.options.command import Command
 from hydractl.studies.request import Options, StudyRequest
 from hydractl.studies.scale import Scale
 from hydractl.studies.steps import Step
@@ -124,7 +123,7 @@ class Plan:
         Args:
             verb: the verb.
             models: its MODEL arguments.
-            arguments: its options; they override the shared ones.
+            arguments: its options; they override the shared ones. None leaves an option out.
             outputs: the names of the files that it writes.
             output: the name for ``-o``; None for the last of ``outputs``.
             shared: the options that it shares with the study where somebody gave them; None for those of its verb.
@@ -134,9 +133,10 @@ class Plan:
         # Of the options that it shares with the study, those that somebody gave; arguments override them.
         given = self.request.given
         shared_names = _SHARED[verb] if shared is None else shared
-        shared_options = {name: given[name] for name in shared_names if name in given}
-        options = {**shared_options, **arguments, "output": str(written)}
-        return Step(Command(verb, tuple(models), options), paths)
+        options = {name: given[name] for name in shared_names if name in given}
+        options |= {name: value for name, value in arguments.items() if value is not None}
+        options["output"] = str(written)
+        return Step(verb, tuple(models), options, paths)
 
     def add(self, step: Step) -> Step:
         """Add a step to the plan, unless it is there; return it."""
@@ -187,18 +187,16 @@ class Plan:
             budget: how many heads are removed.
             sites: the option ``sites`` with the attention layers to search; empty for all of them.
         """
-        arguments: dict[str, object] = {
+        arguments = {
             "val": half(self.request.val, 1),
             "ood_val": half(self.request.ood_val_sets()[0].spec, 1),
             "objective": list(objectives),
             "budget": budget,
+            "approx": self.scale.approx,
+            "limit": self.scale.samples,
+            **sites,
+            "resume": True,
         }
-        # What makes the search faster; None for an exact search, and for all samples.
-        if self.scale.approx is not None:
-            arguments["approx"] = self.scale.approx
-        if self.scale.samples is not None:
-            arguments["limit"] = self.scale.samples
-        arguments |= {**sites, "resume": True}
 
         # One file, or of several objectives a file for each: circuit.acc.json, circuit.ood.json, circuit.avg.json.
         output = f"{name}.json"
@@ -265,9 +263,8 @@ class Plan:
         outputs = [f"{name}.st"]
         if members is not None:
             outputs = [f"{name}.{number}.st" for number in range(1, members + 1)]
-        # Later options override earlier ones: those of this row those of every training, and the seed both.
-        seeded = {} if seed is None else {"seed": seed}
-        options = {**training, **arguments, "resume": True, **seeded}
+        # Options of this row override those of every training.
+        options = {**training, **arguments, "resume": True, "seed": seed}
         return self.made(self.step("finetune", [model or self.model], options, outputs, output=f"{name}.st"))
 
     def trained_by_seeds(self, name: str, arguments: Options, members: int = MEMBERS) -> list[ModelRef]:
@@ -296,10 +293,7 @@ class Plan:
             merge: the value of ``fuse --merge``; None for the default.
             file: the name of the file without ``.st``; None for that of the row.
         """
-        arguments: dict[str, object] = {"force": True}
-        if merge is not None:
-            arguments["merge"] = merge
-        (model,) = self.made(self.step("fuse", members, arguments, [f"{file or name}.st"]))
+        (model,) = self.made(self.step("fuse", members, {"force": True, "merge": merge}, [f"{file or name}.st"]))
         self.add_file(name, model, members)
 
     def add_file(self, name: str, model: ModelRef, members: Sequence[ModelRef] = ()) -> None:
@@ -312,7 +306,7 @@ class Plan:
         trained = []
         for step in self.steps:
             wrote_one = not files.isdisjoint(step.outputs)
-            if step.command.verb == "finetune" and wrote_one:
+            if step.verb == "finetune" and wrote_one:
                 trained.append(step.outputs[-1])
         self.add_row(Row(name, model, trained=trained))
 
@@ -364,10 +358,7 @@ class Plan:
 
     def _test_data(self) -> Options:
         """Return the options of ``eval`` that name the test data."""
-        data: dict[str, object] = {"test": self.request.test, "ood": self.request.ood}
-        if self.allow_seen:
-            data["allow_seen"] = True
-        return data
+        return {"test": self.request.test, "ood": self.request.ood, "allow_seen": self.allow_seen or None}
 
     def _eval_step(self, row: Row, purpose: str, data: Options) -> Step:
         """Return the step that evaluates a row and stores its predictions.
@@ -419,8 +410,6 @@ class Plan:
             score_of_table: the OOD score of the table of the tested rows.
             tested: the rows that ran on the test data.
         """
-        noted = {"note": note} if note else {}
-
         # The row as MODEL arguments: its file, and its stored predictions on validation data and on test data.
         best = ModelRef.of_row("best", [row.model])
         chosen_on = f"best={self.predictions(row, 'choose')}"
@@ -428,14 +417,13 @@ class Plan:
         force = {"force": True}
 
         # The table: the stored predictions of the tested rows, each with its own temperature.
-        table: dict[str, object] = {
+        table = {
             "bootstrap": self.request.bootstrap,
             **force,
             "ood_score": score_of_table,
             "calibration": [str(self.calibration_file(row)) for row in tested],
+            "seed": self.request.seed or None,
         }
-        if self.request.seed:
-            table["seed"] = self.request.seed
         rows = [f"{row.name}={self.predictions(row, 'test')}" for row in tested]
         steps = [self.step("eval", rows, table, ["test.json"], shared=())]
 
@@ -446,7 +434,7 @@ class Plan:
 
         # The row with them as a file, best.st, and its figures on the test data.
         calibration = str(fitting.outputs[0])
-        calibrated = {**self._score_arguments(row, score), "calibration": calibration, **force, **noted}
+        calibrated = {**self._score_arguments(row, score), "calibration": calibration, **force, "note": note or None}
         measured = {**self._test_data(), "bootstrap": self.request.bootstrap, "calibration": calibration, **force}
         steps.append(self.step("calibrate", [best], calibrated, ["best.st"]))
         steps.append(self.step("eval", [tested_on], measured, ["best.json"]))

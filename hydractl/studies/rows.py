@@ -192,9 +192,7 @@ def _add_row_of_method(plan: Plan, declared: StudyRow) -> None:
         case BySeeds(options, ensemble, of_classifiers):
             if plan.has_classifier:
                 options = {**options, **of_classifiers}
-            if ensemble is not None:
-                options = {"ensemble": ensemble, **options}
-            members = plan.trained_by_seeds(name, options)
+            members = plan.trained_by_seeds(name, {"ensemble": ensemble, **options})
             plan.add_fused(name, members, merge=_NOTHING_AVERAGED)
         # One training that leaves several members, which are fused. The training has taken the name of the row.
         case ByTraining(ensemble, options) if ensemble.models() is not None:

@@ -17,9 +17,8 @@ temperature, the single model too. All differences are paired: they are measured
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -46,7 +45,7 @@ class Candidate:
     Attributes:
         row, score: the names of both.
         members: the number of members of the row.
-        macs: the mult-adds of one sample; None if they are not known, which counts as more than any number.
+        macs: the mult-adds of one sample.
         inside: accuracy and NLL on the ID data, after temperature scaling, with their resamples.
         outside: the AUROC against each OOD set, by its name, with its resamples.
         eligible: whether it may be chosen; otherwise it is only compared.
@@ -55,7 +54,7 @@ class Candidate:
     row: str
     score: str
     members: int
-    macs: int | None
+    macs: int
     inside: Resampled
     outside: Resampled
     eligible: bool = True
@@ -71,10 +70,8 @@ class Candidate:
         return _value(self.inside, NLL)
 
     @property
-    def price(self) -> tuple[float, int]:
+    def price(self) -> tuple[int, int]:
         """The key that candidates are sorted by, cheapest first: mult-adds, then members."""
-        if self.macs is None:
-            return math.inf, self.members
         return self.macs, self.members
 
     def readings(self, figure: Figure) -> Floats:
@@ -108,61 +105,79 @@ class Difference:
     high: float
 
 
-class Evidence:
-    """The figures of all candidates on the validation data and on every resample of them.
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """The decision that one reading of the figures leads to: the data themselves, or a round of the bootstrap.
 
-    A decision is made from one reading. Reading 0 is the data themselves. Reading r is round r of the bootstrap: its
-    figures are those of the resample. Its intervals have the width of the intervals on the data, and move along with
-    the figures. So a decision can be repeated on a resample without a second bootstrap inside the first.
+    All rows are compared under the score of the single model. The cheapest row that does no harm and may be taken is
+    chosen, unless a dearer row of this kind is clearly better.
 
-    Args:
-        candidates: all candidates in the order of the table. The reference (the single model with MSP) is among them.
-        may_vote: whether sets can have a vote; not where their OOD samples are made because nobody gave any.
+    Reading 0 is the data themselves. Reading r is round r of the bootstrap: its figures are those of the resample. Its
+    intervals have the width of the intervals on the data, and move along with the figures. So a decision can be
+    repeated on a resample without a second bootstrap inside the first.
 
     Attributes:
-        sets: the names of the OOD sets.
-        rows: by row, its candidates.
-        reference: the single model with MSP.
+        candidates: all candidates in the order of the table. The reference (the single model with MSP) is among them.
+        max_drop: how much accuracy a row may lose against the single model.
+        may_vote: whether sets can have a vote; not where their OOD samples are made because nobody gave any.
+        reading: the number of the reading.
+        known: what :meth:`_difference` has computed, for all readings: differences of candidates in every reading,
+            [1 + rounds], and the ends of the interval minus the value, e.g. -0.02 and 0.03.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], *, may_vote: bool = True) -> None:
-        self.candidates = tuple(candidates)
-        self._may_vote = may_vote
-        self.sets = tuple(self.candidates[0].outside.values)
+    candidates: Sequence[Candidate]
+    max_drop: float
+    may_vote: bool = True
+    reading: int = 0
+    known: dict[tuple[Candidate, Candidate | None, Figure], tuple[Floats, float, float]] = field(default_factory=dict)
 
-        # The candidates of each row, and among those of the single model the one with MSP (there is exactly one).
-        self.rows: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
-            self.rows.setdefault(candidate.row, []).append(candidate)
-        (self.reference,) = (candidate for candidate in self.rows[SINGLE] if candidate.score == REFERENCE)
+    @cached_property
+    def rows(self) -> dict[str, dict[str, Candidate]]:
+        """By row, its candidates by their score; a row has the score that comes first in the table first."""
+        rows: dict[str, dict[str, Candidate]] = {}
+        for candidate in self.candidates:
+            rows.setdefault(candidate.row, {})[candidate.score] = candidate
+        return rows
 
-        # What has been computed already: differences of candidates in every reading, [1 + rounds], and the ends of the
-        # interval minus the value, e.g. -0.02 and 0.03.
-        self._differences: dict[tuple[Candidate, Candidate | None, Figure], tuple[Floats, float, float]] = {}
+    @property
+    def reference(self) -> Candidate:
+        """The single model with MSP."""
+        return self.rows[SINGLE][REFERENCE]
 
-    def under(self, row: str, score: str) -> Candidate | None:
-        """Return the candidate (a row with an OOD score) of this row and score; None if the row lacks the score."""
-        return next((candidate for candidate in self.rows[row] if candidate.score == score), None)
+    @property
+    def limits(self) -> dict[str, float]:
+        """By metric, how much worse accuracy and NLL of a row may be than those of the single model."""
+        return {ACCURACY: self.max_drop, NLL: NLL_TOLERANCE}
 
-    def voting_sets(self, reading: int) -> tuple[str, ...]:
-        """Return the names of the OOD sets with a vote, those that a score of the single model separates from ID data.
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The names of the OOD validation sets."""
+        return tuple(self.candidates[0].outside.values)
+
+    @cached_property
+    def telling(self) -> tuple[str, ...]:
+        """The names of the OOD sets with a vote, those that a score of the single model separates from ID data.
 
         For such a set the 95 % interval of its AUROC lies above 0.6 under one score at least. Empty if no set may vote.
-
-        Args:
-            reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
-        if not self._may_vote:
+        if not self.may_vote:
             return ()
         with_vote = []
         for name in self.sets:
             # The AUROC of the single model on this set under each of its scores (a difference to nothing).
-            aurocs = (self.difference(candidate, None, (name,), reading) for candidate in self.rows[SINGLE])
+            aurocs = (self._difference(candidate, None, (name,)) for candidate in self.rows[SINGLE].values())
             if any(auroc.low > BLIND for auroc in aurocs):
                 with_vote.append(name)
         return tuple(with_vote)
 
-    def difference(self, candidate: Candidate, other: Candidate | None, figure: Figure, reading: int) -> Difference:
+    @property
+    def blind(self) -> list[str]:
+        """The names of the OOD validation sets without a vote."""
+        return [name for name in self.sets if name not in self.telling]
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def _difference(self, candidate: Candidate, other: Candidate | None, figure: Figure) -> Difference:
         """Return a figure of one candidate minus that of another, with its 95 % interval.
 
         The interval has the width that it has on the data, and moves along with the difference of the reading: if it
@@ -172,70 +187,40 @@ class Evidence:
             candidate: the candidate.
             other: the other one; None for the figure of the first alone.
             figure: a metric, or the names of the OOD sets that the mean AUROC is over; there are some.
-            reading: 0 for the data themselves, else the number of a round of the bootstrap.
         """
         # The differences, and the ends of the interval minus the value, once for every pair: index 0 is the data, the
         # others are rounds.
         key = (candidate, other, figure)
-        if key not in self._differences:
+        if key not in self.known:
             differences = candidate.readings(figure)
             if other is not None:
                 differences = differences - other.readings(figure)
             low, high = np.quantile(differences[1:], [0.025, 0.975])
-            self._differences[key] = differences, float(low - differences[0]), float(high - differences[0])
+            self.known[key] = differences, float(low - differences[0]), float(high - differences[0])
 
         # The value in this reading, with an interval of the same width.
-        differences, to_low, to_high = self._differences[key]
-        value = float(differences[reading])
+        differences, to_low, to_high = self.known[key]
+        value = float(differences[self.reading])
         return Difference(value, low=value + to_low, high=value + to_high)
 
-
-class Decision:
-    """The decision that one reading of the evidence leads to: the data themselves, or a round of the bootstrap.
-
-    All rows are compared under the score of the single model. The cheapest row that does no harm and may be taken is
-    chosen, unless a dearer row of this kind is clearly better.
-
-    Args:
-        evidence: the figures of all candidates.
-        max_drop: how much accuracy a row may lose against the single model.
-        reading: 0 for the data themselves, else the number of a round.
-
-    Attributes:
-        limits: by metric, how much worse accuracy and NLL of a row may be than those of the single model.
-        telling, blind: the names of the OOD validation sets with and without a vote.
-    """
-
-    def __init__(self, evidence: Evidence, max_drop: float, reading: int = 0) -> None:
-        self.evidence = evidence
-        self.limits = {ACCURACY: max_drop, NLL: NLL_TOLERANCE}
-        self.telling = evidence.voting_sets(reading)
-        self.blind = [name for name in evidence.sets if name not in self.telling]
-        self._reading = reading
-
-    # --- figures ------------------------------------------------------------------------------------------------------
+    def _gain(self, candidate: Candidate, other: Candidate | None) -> Difference:
+        """Return the mean AUROC of a candidate over the sets with a vote, of which there are some, minus another's."""
+        return self._difference(candidate, other, self.telling)
 
     def mean_auroc(self, candidate: Candidate) -> float:
         """Return the mean AUROC of a candidate over the sets with a vote; 0 without any."""
-        if not self.telling:
-            return 0.0
-        return self.evidence.difference(candidate, None, self.telling, self._reading).value
+        return self._gain(candidate, None).value if self.telling else 0.0
 
-    def _gain(self, candidate: Candidate, other: Candidate) -> Difference:
-        """Return the mean AUROC of a candidate over the sets with a vote, of which there are some, minus another's."""
-        return self.evidence.difference(candidate, other, self.telling, self._reading)
-
-    def _losses_beyond_limit(self, candidate: Candidate) -> dict[str, Difference]:
-        """Return by how much accuracy and NLL of a candidate are worse than those of the single model, by metric.
+    def losses_beyond_limit(self, row: str) -> dict[str, Difference]:
+        """Return by how much accuracy and NLL of a row are worse than those of the single model, by metric.
 
         It has only those above their limit, significantly or not: with a limit of 0.01 an accuracy that is lower by
         0.02, not one that is lower by 0.005.
         """
-        evidence = self.evidence
-        reference = evidence.reference
+        candidate, *_ = self.rows[row].values()  # accuracy and NLL do not depend on the score
         losses = {
-            ACCURACY: evidence.difference(reference, candidate, ACCURACY, self._reading),  # higher is better
-            NLL: evidence.difference(candidate, reference, NLL, self._reading),
+            ACCURACY: self._difference(self.reference, candidate, ACCURACY),  # higher is better
+            NLL: self._difference(candidate, self.reference, NLL),
         }
         return {metric: loss for metric, loss in losses.items() if loss.value > self.limits[metric] + _ROUNDING}
 
@@ -247,7 +232,7 @@ class Decision:
         A score is admissible for a row if both together do no harm compared with the single model with MSP. Of equal
         scores the first counts. A row without an admissible score has its first score as its own.
         """
-        candidates = self.evidence.rows[row]
+        candidates = [*self.rows[row].values()]
         admissible = [candidate for candidate in candidates if not self._harm_done_by(candidate)]
         return max(admissible, key=self.mean_auroc, default=candidates[0])
 
@@ -260,14 +245,10 @@ class Decision:
     def admissible(self) -> list[Candidate]:
         """The candidates with the common score that do no harm and may be taken, cheapest first."""
         admissible = []
-        for row in self.evidence.rows:
-            candidate = self.evidence.under(row, self.common_score)
-            if candidate is None:  # the row does not have this score
-                continue
-            # Both give the reason against the candidate, and are empty without one.
-            if self._harm_done_by(candidate) or self._why_not_eligible(candidate):
-                continue
-            admissible.append(candidate)
+        for candidate in self.candidates:
+            is_compared = candidate.score == self.common_score
+            if is_compared and not self._why_not_admissible(candidate):
+                admissible.append(candidate)
         # This is stable: rows of the same price stay in the order of the table.
         return sorted(admissible, key=lambda candidate: candidate.price)
 
@@ -299,15 +280,15 @@ class Decision:
         It can if two conditions hold. On no set with a vote is its AUROC lower by more than the margin, or
         significantly lower. And its mean AUROC over these sets is significantly higher.
         """
-        reference = self.evidence.reference  # the single model with MSP
+        reference = self.reference  # the single model with MSP
         if candidate is reference:
             return ""
         if not self.telling:  # no set has a vote
             return "no OOD validation set tells anything"
 
-        # On no set alone may it be worse: difference() takes the mean over the sets of a tuple, here over one.
+        # On no set alone may it be worse: _difference() takes the mean over the sets of a tuple, here over one.
         for name in self.telling:
-            gain = self.evidence.difference(candidate, reference, (name,), self._reading)
+            gain = self._difference(candidate, reference, (name,))
             if gain.value < -AUROC_MARGIN - _ROUNDING or gain.high < 0:
                 return f"AUROC on {name} below that of the single model with MSP ({gain.value:+.4f})"
 
@@ -317,12 +298,17 @@ class Decision:
             return f"mean AUROC not significantly above that of the single model with MSP ({mean_gain.value:+.4f})"
         return ""
 
-    def _why_not_eligible(self, candidate: Candidate) -> str:
-        """Return the reason why the row of a candidate may not be taken, whatever its score; empty if it may.
+    def _why_not_admissible(self, candidate: Candidate) -> str:
+        """Return the first reason against a candidate, whatever the others cost and gain; empty without one.
 
-        The single model may always be taken. Another row may if accuracy and NLL keep to their limits, and if a single
-        file can hold it. A limit comes first if both reasons hold.
+        The reasons come in the order of the rule: harm; another score than that of the comparison; a limit of accuracy
+        or NLL, which the single model keeps; no single file can hold the row.
         """
+        harm_done = self._harm_done_by(candidate)
+        if harm_done:
+            return harm_done
+        if candidate.score != self.common_score:
+            return f"models are compared under {self.common_score}, the score of the single model"
         beyond_limit = self._beyond_limit(candidate)
         if beyond_limit:
             return beyond_limit
@@ -333,25 +319,16 @@ class Decision:
 
         Too much is significantly, and by more than the limit. Empty if neither is; if both are, it is about accuracy.
         """
-        for metric, loss in self._losses_beyond_limit(candidate).items():
+        for metric, loss in self.losses_beyond_limit(candidate.row).items():
             if loss.low > 0:
                 figure = _value(candidate.inside, metric)
-                of_single = _value(self.evidence.reference.inside, metric)
+                of_single = _value(self.reference.inside, metric)
                 worse = "lower" if metric == ACCURACY else "higher"
                 limit = f"by more than {self.limits[metric]:g}"
                 return f"{KINDS[metric].words} {figure:.4f}, significantly {worse} than {of_single:.4f}, and {limit}"
         return ""
 
     # --- what is said of it -------------------------------------------------------------------------------------------
-
-    def doubtful_losses(self, row: str) -> dict[str, Difference]:
-        """Return, by metric, the losses of accuracy and NLL of a row that are above their limit but not significant.
-
-        A loss is how much worse the row is than the single model. Empty without such losses.
-        """
-        first_candidate = self.evidence.rows[row][0]  # accuracy and NLL do not depend on the score
-        losses = self._losses_beyond_limit(first_candidate)
-        return {metric: loss for metric, loss in losses.items() if loss.low <= 0}
 
     @property
     def rivals(self) -> list[Candidate]:
@@ -362,8 +339,8 @@ class Decision:
         """
         best = self.own_candidate(SINGLE)
         rivals = []
-        for candidate in self.evidence.rows[SINGLE]:
-            if candidate is self.evidence.reference or self._harm_done_by(candidate):
+        for candidate in self.rows[SINGLE].values():
+            if candidate is self.reference or self._harm_done_by(candidate):
                 continue
             if self._gain(candidate, best).high >= 0:
                 rivals.append(candidate)
@@ -376,11 +353,12 @@ class Decision:
         Rows that are compared only, or do not have that score, are not ruled out by harm.
         """
         reasons = {}
-        for row, (first, *_) in self.evidence.rows.items():
+        for row, candidates in self.rows.items():
             # A limit of accuracy or NLL comes first; they are the same for all candidates of a row.
+            first, *_ = candidates.values()
             reason = self._beyond_limit(first)
             # Then harm under the score that all rows are compared under; None if the row does not have that score.
-            candidate = self.evidence.under(row, self.common_score)
+            candidate = candidates.get(self.common_score)
             if not reason and candidate is not None and candidate.eligible:
                 reason = self._harm_done_by(candidate)
             if reason:
@@ -390,22 +368,14 @@ class Decision:
     def why_not_taken(self, candidate: Candidate) -> str:
         """Return the first reason why a candidate was not taken; empty for the chosen candidate.
 
-        The reasons come in the order of the rule: harm; another score than that of the comparison; a limit of the row;
-        a dearer row that is better; a chosen row that costs no more.
+        It is inadmissible, or a dearer row is better, or the chosen row costs no more.
         """
         chosen = self.chosen
         if candidate is chosen:
             return ""
-        harm_done = self._harm_done_by(candidate)
-        if harm_done:
-            return harm_done
-
-        # Rows are compared under one score, so a candidate with another score could not be taken.
-        if candidate.score != chosen.score:
-            return f"models are compared under {chosen.score}, the score of the single model"
-        limit = self._why_not_eligible(candidate)
-        if limit:
-            return limit
+        inadmissible = self._why_not_admissible(candidate)
+        if inadmissible:
+            return inadmissible
 
         # The candidate is admissible, like the chosen one. One that is cheaper (earlier in the list) is passed over
         # only for a dearer one that is better. One that is not cheaper is not better by enough.
@@ -424,21 +394,14 @@ class Decision:
         ``difference`` is the mean AUROC of what they choose instead minus that of the choice, both on the data, as the
         mean over the resamples that choose otherwise; None if none does, or if no set has a vote.
         """
-        same_row = 0
-        same_score = 0
-        differences = []
         rounds = len(self.chosen.inside.rounds[ACCURACY])
-
         # Repeat the whole decision on each resample. Reading 0 is the data themselves, which the choice was made on.
-        for reading in range(1, rounds + 1):
-            max_drop = self.limits[ACCURACY]
-            other = Decision(self.evidence, max_drop, reading).chosen
-            same_row += other.row == self.chosen.row
-            same_score += other.score == self.chosen.score
-            if other is not self.chosen and self.telling:
-                differences.append(self._gain(other, self.chosen).value)
+        others = [replace(self, reading=reading).chosen for reading in range(1, rounds + 1)]
+        differences = []
+        if self.telling:
+            differences = [self._gain(other, self.chosen).value for other in others if other is not self.chosen]
         return StabilityRecord(
-            row=same_row / rounds,
-            score=same_score / rounds,
+            row=sum(other.row == self.chosen.row for other in others) / rounds,
+            score=sum(other.score == self.chosen.score for other in others) / rounds,
             difference=float(np.mean(differences)) if differences else None,
         )

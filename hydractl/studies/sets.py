@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset, first_ids
-from hydractl.data.overlap import Findings, GivenSet, compare_fitted, compare_sets, shared_samples, trained_on_warning
-from hydractl.data.part import without_places
+from hydractl.data.overlap import (
+    Findings,
+    GivenSet,
+    compare_fitted,
+    compare_sets,
+    left_out_words,
+    trained_on_warning,
+    without_training_data,
+)
+from hydractl.data.part import DatasetPart, without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, DataSpec
 from hydractl.files.fingerprints import incomparable, marked, who_saw
+from hydractl.log import Log
 from hydractl.metrics.calibrators import check_enough_to_fit
 from hydractl.metrics.ood_scores import LAYERS
 from hydractl.metrics.threshold import stored_score
@@ -36,6 +45,26 @@ _APART = "give --train, --val, --ood-val, --test and each --ood samples of their
 
 
 @dataclass(frozen=True)
+class FittedSet(GivenSet):
+    """A set that something is fitted to or chosen by, without the samples that cannot be read.
+
+    Attributes:
+        spec: the SPEC that it was opened by.
+        total: the number of samples of the SPEC.
+        places: the place of each sample among these, [N], rising.
+    """
+
+    spec: DataSpec
+    total: int
+    places: Sequence[int]
+
+    def spec_of(self, places: Iterable[int]) -> DataSpec:
+        """Return the SPEC of the samples at these places alone."""
+        left_out = set(range(self.total)).difference(places)
+        return DataSpec.of_option(self.spec.option, without_places(self.spec.text, left_out), self.spec.held)
+
+
+@dataclass(frozen=True)
 class FitSamples:
     """The samples that OOD scores on features are fitted to.
 
@@ -50,7 +79,7 @@ class FitSamples:
 
 @dataclass
 class StudySets:
-    """The data of a study after all checks. Each set is a :class:`GivenSet`: a data set with the option that named it.
+    """The data of a study after all checks.
 
     Attributes:
         request: what is asked of the study; its training and validation data lack the samples that cannot be read, its
@@ -58,25 +87,23 @@ class StudySets:
         val, test, train: the ID (in-distribution) sets; ``train`` is None without training data.
         ood_val: the OOD validation sets by name, without those that are made from ``val``.
         ood: the OOD test sets.
+        warnings: sentences on what is odd about the data.
         fit: the samples that OOD scores on features are fitted to; None to leave these scores out.
         layers_fit: whether there is memory for the scores of all layers, in every row.
-        notes: sentences on samples that were left out.
-        warnings: sentences on what is odd about the data.
     """
 
     request: StudyRequest
-    val: GivenSet
+    val: FittedSet
     test: GivenSet
-    train: GivenSet | None = None
-    ood_val: dict[str, GivenSet] = field(default_factory=dict)
-    ood: list[GivenSet] = field(default_factory=list)
+    train: FittedSet | None
+    ood_val: dict[str, FittedSet]
+    ood: list[GivenSet]
+    warnings: list[str]
     fit: FitSamples | None = None
     layers_fit: bool = True
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
     @property
-    def choosing(self) -> list[GivenSet]:
+    def choosing(self) -> list[FittedSet]:
         """The validation sets, ID and OOD."""
         return [self.val, *self.ood_val.values()]
 
@@ -88,14 +115,13 @@ class StudySets:
         samples, an OOD file of 600, and one set that is made; [400, 300, 400] with ``--limit 400``.
         """
         # The sets of the choice are val and the OOD validation sets. Those that were not opened are made of val.
-        number_of_sets = 1 + len(self.request.choosing_sets())
-        made_of_val = [self.val] * (number_of_sets - len(self.choosing))
-        halves = [len(given_set.dataset) // HALVES for given_set in [*self.choosing, *made_of_val]]
-        limit = self.request.limit
-        return halves if limit is None else [min(half, limit) for half in halves]
+        made_of_val = len(self.request.choosing_sets()) - len(self.ood_val)
+        sizes = [len(given_set.dataset) for given_set in [*self.choosing, *[self.val] * made_of_val]]
+        limit = self.request.limit or max(sizes)
+        return [min(size // HALVES, limit) for size in sizes]
 
     @property
-    def fitted(self) -> list[GivenSet]:
+    def fitted(self) -> list[FittedSet]:
         """The sets that something is fitted to or chosen by: the training and validation sets."""
         return self.choosing if self.train is None else [self.train, *self.choosing]
 
@@ -107,7 +133,7 @@ class StudySets:
     @property
     def every(self) -> list[GivenSet]:
         """All sets."""
-        return self.fitted + self.tested
+        return [*self.fitted, *self.tested]
 
 
 MADE_TEXTS = (
@@ -138,7 +164,7 @@ def _set_aside(source: Source) -> str | None:
     )
 
 
-def study_sets(request: StudyRequest, source: Source) -> StudySets:
+def study_sets(request: StudyRequest, source: Source, log: Log) -> StudySets:
     """Return the opened data of a study, checked against each other and without repeated samples.
 
     Training and validation sets may hold no test sample. The result has warnings for what is odd and may pass.
@@ -146,6 +172,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     Args:
         request: what is asked of the study.
         source: the studied model.
+        log: receives which samples are left out, and the warnings.
 
     Raises:
         InputError: data sets do not fit the model, share samples that they must not share, or are too small.
@@ -155,7 +182,7 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     # The order matters: comparisons need the opened sets, and the last step changes the request.
     sets = _open_sets(request, source)
     overlaps = _check_apart(sets, source)
-    _leave_out_repeats(sets)
+    _leave_out_repeats(sets, log)
     request = sets.request
     sets.fit = _samples_to_fit_to(sets)
 
@@ -176,16 +203,15 @@ def study_sets(request: StudyRequest, source: Source) -> StudySets:
     if sets.fit is not None and not sets.layers_fit:
         warnings.append(f"{LAYERS} is left out: its sums over all layers may need too much memory")
     sets.warnings = [warning for warning in warnings if warning is not None]
+    log.warn_all(sets.warnings)
     return sets
 
 
 def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     """Return every data set that the request names, opened, with a warning for each that has unreadable samples.
 
-    All samples are read. What cannot be read is left out:
-
-    * of training and validation sets by their SPEC, so that every later step leaves it out, too;
-    * of test sets (which ``--limit`` may shorten) by each command that reads them.
+    All samples are read. What cannot be read is left out of training and validation sets; of test sets (which
+    ``--limit`` may shorten) it is left out by each command that reads them.
 
     The ID sets must have the classes of the model; a zero-shot model without class names gets those of ``--val``.
 
@@ -209,53 +235,46 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
             unreadable.append(f"{len(ids)} of {len(dataset)} {dataset.kind}s of {spec.option} cannot be read: {listed}")
         return dataset
 
-    def readable(spec: DataSpec, **how: Any) -> tuple[DataSpec, Dataset]:
-        """Return a training or validation set without the samples that cannot be read, and its SPEC, changed alike."""
+    def fitted(option: str, spec: DataSpec, **how: Any) -> FittedSet:
+        """Return a training or validation set without the samples that cannot be read."""
         dataset = opened(spec, **how)
-        if not dataset.skipped:
-            return spec, dataset
-        spec = _without(spec, dataset.skipped)
-        return spec, open_data(spec, reads=reads, seed=seed, **how)
+        skipped = dataset.skipped or {}
+        places = [place for place in range(len(dataset)) if place not in skipped]
+        readable = DatasetPart(dataset, dataset.spec, places) if skipped else dataset
+        return FittedSet(option, readable, spec, len(dataset), places)
 
     # Open the ID sets: validation and test data, and training data if there are any.
-    made_of_val = (AUTO, request.made_of_val.text)
-    val_spec, val = readable(request.val, labels=labels, need_labels=True)
-    test = opened(request.test, labels=labels, limit=limit)
-    check_labels_are_classes(val, named_source)
-    check_labels_are_classes(test, named_source)
-    sets = StudySets(request, GivenSet("--val", val), GivenSet("--test", test))
-    train_spec = request.train
-    if train_spec is not None:
+    val = fitted("--val", request.val, labels=labels, need_labels=True)
+    test = GivenSet("--test", opened(request.test, labels=labels, limit=limit))
+    for id_set in (val, test):
+        check_labels_are_classes(id_set.dataset, named_source)
+    train = None
+    if request.train is not None:
         # A Laplace approximation, and OOD scores on features, use training data without labels.
         kinds = asked_for(request.rows).values()
         need_labels = any(kind.needs_training_data and kind.needs_labels for kind in kinds)
         how = {"labels": labels, "need_labels": need_labels, "ignore_labels": not need_labels}
-        train_spec, train = readable(train_spec, **how)
-        sets.train = GivenSet("--train", train)
+        train = fitted("--train", request.train, **how)
 
     # Open the OOD validation sets, except those that are made from the validation data. Of several, each is named by
     # its own option in messages; one alone is "--ood-val".
-    ood_val = []
+    made_of_val = (AUTO, request.made_of_val.text)
     given_ood_val = [ood_set for ood_set in request.ood_val if ood_set.spec.text not in made_of_val]
-    for ood_set in request.ood_val:
-        if ood_set in given_ood_val:
-            option = ood_set.spec.option if len(given_ood_val) > 1 else "--ood-val"
-            spec, dataset = readable(ood_set.spec.under(option), ignore_labels=True)
-            ood_set = ood_set.with_spec(spec)
-            sets.ood_val[ood_set.name] = GivenSet(option, dataset)
-        ood_val.append(ood_set)
-    sets.request = replace(request, val=val_spec, train=train_spec, ood_val=ood_val)
+    ood_val = {}
+    for ood_set in given_ood_val:
+        option = ood_set.spec.option if len(given_ood_val) > 1 else "--ood-val"
+        ood_val[ood_set.name] = fitted(option, ood_set.spec.under(option), ignore_labels=True)
 
     # Open the OOD test sets.
+    ood = []
     for ood_set in request.ood:
         dataset = opened(ood_set.spec, ignore_labels=True, limit=limit)
-        sets.ood.append(GivenSet(ood_set.spec.option, dataset))
+        ood.append(GivenSet(ood_set.spec.option, dataset))
 
     # Raise for all unreadable samples together, or go on with warnings. Without any, nothing is raised.
     if request.on_bad == "error":
         Findings(problems=unreadable).refuse("--on-bad skip leaves such samples out")
-    sets.warnings = unreadable
-    return sets
+    return StudySets(request, val, test, train, ood_val, ood, warnings=unreadable)
 
 
 def _check_apart(sets: StudySets, source: Source) -> list[str]:
@@ -290,7 +309,7 @@ def _check_apart(sets: StudySets, source: Source) -> list[str]:
             )
 
     # Pairs of sets that may share a few samples.
-    groups = [sets.choosing, sets.tested]
+    groups: list[Sequence[GivenSet]] = [sets.choosing, sets.tested]
     if sets.train is not None:
         groups += [[ood_val, sets.train] for ood_val in sets.ood_val.values()]
     for group in groups:
@@ -304,65 +323,59 @@ def _check_apart(sets: StudySets, source: Source) -> list[str]:
 # --- halves -----------------------------------------------------------------------------------------------------------
 
 
-def _leave_out_repeats(sets: StudySets) -> None:
+def _leave_out_repeats(sets: StudySets, log: Log) -> None:
     """Leave out repeated validation samples: those of both halves, and of ``--val`` those of the training data, too.
 
-    Validation data are divided into two halves: one for the search of heads, and one to choose models by. The samples
-    are left out of the SPECs in ``sets.request``, so that every step of the study leaves them out; ``sets.notes`` gets
-    sentences on them.
+    Validation data are divided into two halves: one for the search of heads, and one to choose models by. The samples,
+    and those that cannot be read, are left out of the SPECs in ``sets.request``, so that every step of the study leaves
+    them out; the log gets sentences on them.
 
     Raises:
         InputError: more than half of ``--val`` are training samples, a half becomes empty, or temperatures cannot be
             fitted to the second half.
     """
+    request = sets.request
     val = sets.val
+    train_spec = None
 
-    # Samples of --val that are training samples, too: their digests, and an error if they are more than half of it.
-    training_digests: Iterable[str] = ()
-    shared_with_train = 0
+    # Samples of --val that are training samples, too: how many, and an error if they are more than half of it.
+    training_digests: Sequence[str] = ()
+    apart_from_train = len(val.dataset)
     if sets.train is not None:
-        shared = shared_samples(val, sets.train)
-        shared_with_train = shared.of_first
-        if 2 * shared_with_train > len(val.dataset):
-            raise InputError(str(shared), hint="give a validation set of its own with --val")
+        remaining, shared = without_training_data(val.dataset, sets.train.dataset)
         if shared:
-            training_digests = sets.train.dataset.sample_fingerprints()
-            sets.notes.append(f"{shared}, and left out of --val")
+            log.info(left_out_words(remaining, shared))
+        apart_from_train = len(remaining)
+        training_digests = sets.train.dataset.sample_fingerprints()
+        train_spec = sets.train.spec_of(sets.train.places)
 
-    # Samples of --val that are in both halves, or in the training data.
-    left_out = _indices_to_leave_out(val, training_digests)
-    in_both_halves = len(left_out) - shared_with_train
+    # Samples of --val that are in both halves.
+    kept_of_val = _kept_places(val, training_digests)
+    in_both_halves = apart_from_train - len(kept_of_val)
     if in_both_halves:
-        sets.notes.append(
-            f"{in_both_halves} samples of --val are in one half of it and again in the other, and left out there"
-        )
+        log.info(f"{in_both_halves} samples of --val are in one half of it and again in the other, and left out there")
 
-    # What remains must be enough to fit temperatures to, which takes the second half: the samples with odd indices.
-    labels = val.dataset.labels
-    assert labels is not None  # --val needs labels
-    second_half = [index for index in range(1, len(labels), HALVES) if index not in left_out]
-    check_enough_to_fit(labels[second_half], "the second half of --val")
+    # What remains must be enough to fit temperatures to, which takes the second half: the samples at odd places.
+    assert val.dataset.labels is not None  # --val needs labels
+    label_at = dict(zip(val.places, val.dataset.labels, strict=True))
+    second_half = np.array([label_at[place] for place in kept_of_val if place % HALVES])
+    check_enough_to_fit(second_half, "the second half of --val")
 
     # Samples in both halves of an OOD validation set. A set that is made from --val was not opened, and stays as it is.
     ood_val = []
-    for ood_set in sets.request.ood_val:
+    for ood_set in request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is not None:
-            ood_set = ood_set.with_spec(_without(ood_set.spec, _indices_to_leave_out(given_set)))
+            ood_set = ood_set.with_spec(given_set.spec_of(_kept_places(given_set)))
         ood_val.append(ood_set)
-    sets.request = replace(sets.request, val=_without(sets.request.val, left_out), ood_val=ood_val)
+    sets.request = replace(request, val=val.spec_of(kept_of_val), train=train_spec, ood_val=ood_val)
 
 
-def _without(spec: DataSpec, indices: Iterable[int]) -> DataSpec:
-    """Return the SPEC of a data set, changed so that the samples at these indices are left out."""
-    return DataSpec.of_option(spec.option, without_places(spec.text, indices), spec.held)
+def _kept_places(given_set: FittedSet, elsewhere: Sequence[str] = ()) -> list[int]:
+    """Return the places of the samples that occur nowhere else, and not earlier in the other half.
 
-
-def _indices_to_leave_out(given_set: GivenSet, elsewhere: Iterable[str] = ()) -> set[int]:
-    """Return the indices of samples that also occur earlier, in the other half, or elsewhere; empty without any.
-
-    Samples with an even index are one half, those with an odd index the other. The half of the first occurrence keeps
-    the sample: of the samples a, b, c, a (indices 0 to 3) the last one is repeated, of a, b, a none is.
+    Samples at even places are one half, those at odd places the other. The half of the first occurrence keeps the
+    sample: of the samples a, b, c, a (places 0 to 3) the last one is left out, of a, b, a none is.
 
     Args:
         given_set: the data set.
@@ -374,24 +387,20 @@ def _indices_to_leave_out(given_set: GivenSet, elsewhere: Iterable[str] = ()) ->
     # By the digest of each sample met so far the half that keeps it, 0 or 1; -1 for samples that neither half may have.
     neither = -1
     half_that_keeps = dict.fromkeys(elsewhere, neither)
-    left_out = set()
-    halves_left = set()  # the halves that keep any sample
-    digests = given_set.dataset.sample_fingerprints()
-    for index, digest in enumerate(digests):
-        half = index % HALVES
+    kept = []
+    for place, digest in zip(given_set.places, given_set.dataset.sample_fingerprints(), strict=True):
+        half = place % HALVES
         keeper = half_that_keeps.setdefault(digest, half)  # this half if the digest is new, else that of its first
         if half == keeper:
-            halves_left.add(half)
-        else:
-            left_out.add(index)
+            kept.append(place)
+    halves_left = {place % HALVES for place in kept}
     if len(halves_left) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
-        count = len(digests) - len(left_out)
         raise InputError(
-            f"{given_set.option} is divided into halves, and one of them is empty: it has {count} samples",
+            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(kept)} samples",
             hint=f"give more samples with {flag}",
         )
-    return left_out
+    return kept
 
 
 # --- training data ----------------------------------------------------------------------------------------------------

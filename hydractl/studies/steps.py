@@ -11,15 +11,13 @@ from hydractl.options.command import Command
 
 
 @dataclass(frozen=True)
-class Step:
-    """One call of a verb.
+class Step(Command):
+    """One call of a verb, with the files that it writes.
 
     Attributes:
-        command: the call.
-        outputs: the files that it writes.
+        outputs: these files.
     """
 
-    command: Command
     outputs: tuple[Path, ...]
 
     @property
@@ -51,5 +49,5 @@ def script(steps: Sequence[Step], folder: Path, here: Path, held: Sequence[str] 
     ]
     for step in steps:
         last_output = shlex.quote(str(step.outputs[-1]))
-        lines.append(f"[ -e {last_output} ] || hydractl {shlex.join(step.command.words())}")
+        lines.append(f"[ -e {last_output} ] || hydractl {shlex.join(step.words())}")
     return "\n".join([*lines, ""])

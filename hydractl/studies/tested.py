@@ -21,7 +21,6 @@ from hydractl.files.study_answer import (
     StudiedModelRecord,
     StudyAnswer,
     StudyRowRecord,
-    TestedRecord,
     UseRecord,
     ValidationRecord,
 )
@@ -36,7 +35,7 @@ from hydractl.studies.next_commands import next_commands
 from hydractl.studies.plan import Row
 from hydractl.studies.rule import REFERENCE, SINGLE, Candidate
 from hydractl.studies.verdict import AgainstSingle, Facts, Rung, end_of, record_of_other, verdict
-from hydractl.studies.words import AUROC, FPR95, Finding, Findings, judge, judge_all
+from hydractl.studies.words import AUROC, FPR95, Findings, judge, judge_all
 
 MADE_OF_TEST = (
     "No OOD test data were given, so these are made of the ID test data: the figures say little of samples to come."
@@ -77,14 +76,15 @@ class Tested(Chosen):
     # --- comparisons --------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _differences_to_next(self) -> list[Findings]:
-        """For each rung of the ladder except the last, its differences to the next rung, by metric."""
-        return [self._differences(upper, lower) for upper, lower in pairwise(self.ladder)]
+    def _steps_down(self) -> list[tuple[Rung, Findings]]:
+        """The rungs of the ladder, each with its differences to the next rung, by metric; none for the last rung."""
+        steps = [(upper, self._differences(upper, lower)) for upper, lower in pairwise(self.ladder)]
+        return [*steps, (self.ladder[-1], {})]
 
     @property
     def _final_index(self) -> int:
         """The index of the rung where the ladder ends: a rung is left if it is no better than the next one."""
-        return end_of([differences[AUROC] for differences in self._differences_to_next])
+        return end_of([differences[AUROC] for _, differences in self._steps_down[:-1]])
 
     @property
     def used(self) -> Rung:
@@ -111,22 +111,21 @@ class Tested(Chosen):
         aurocs_of_used = self.tested[used.row].aurocs([used.score])[used.score]
         aurocs_of_single = self._single.aurocs(self._single.scores)
         against = self._against_single(aurocs_of_used, aurocs_of_single)
-        by_test_set: Findings = {}
+        by_test_set = {}
         if against.hardest is not None:
             by_set = paired_differences(aurocs_of_single[against.hardest], aurocs_of_used)
             for name, difference in by_set.items():
                 smaller_set = min(len(self._single.inside), len(self._single.outside[name]))
-                by_test_set[name] = _finding(difference, smaller_set)
+                by_test_set[name] = judge(AUROC, difference, smaller_set)
         return Facts(
-            ladder=self.ladder,
-            differences_to_next=self._differences_to_next,
-            final_index=self._final_index,
+            rung=used,
+            left=self._steps_down[: self._final_index],
+            to_next=self._steps_down[self._final_index][1],
             against=against,
             against_hardest=self._against(against.hardest),
-            against_unbeaten=self._against(None if is_single else against.unbeaten),
+            against_nearest=self._against(None if is_single else against.nearest),
             by_test_set=by_test_set,
             against_baseline=judge_all(against_baseline, self._single.smallest_set, same_row=is_single),
-            labelled=self.uncalibrated.inside.labels is not None,
             has_vote=has_vote,
             has_ood_val=self.plan.request.has_ood_val,
             has_other_rows=len(self.rows) > 1,
@@ -154,11 +153,13 @@ class Tested(Chosen):
 
         None if no other row is higher than the row to use.
         """
-        # A candidate is a row with a score; None for a row that does not have this score.
-        evidence = self.choice.evidence
-        candidates = [evidence.under(row, self.common_score) for row in self.tested if row != self.used.row]
-        known = [candidate for candidate in candidates if candidate is not None]
-        highest = max(known, key=self._tested_auroc, default=None)
+        # A candidate is a row with a score.
+        others = [
+            candidate
+            for candidate in self.choice.candidates
+            if candidate.score == self.common_score and candidate.row in self.tested and candidate.row != self.used.row
+        ]
+        highest = max(others, key=self._tested_auroc, default=None)
 
         # The row to use counts with the score that it is used with.
         if highest is None or self._tested_auroc(highest) <= self._tested_auroc(self.used):
@@ -170,7 +171,7 @@ class Tested(Chosen):
         if other is None:
             return None
         rung = Rung(other.row, other.score)
-        mac_ratio = self._mac_ratio(self.tested[rung.row])
+        mac_ratio = self._mac_ratio(rung.row)
         why_not = self.choice.why_not_taken(other)
         return record_of_other(place, rung, mac_ratio, self._differences(rung, self.used), self.used, why_not)
 
@@ -209,7 +210,7 @@ class Tested(Chosen):
                 continue
             difference = paired_differences(mean_over_sets(aurocs, AUROC), mean_of_used)[AUROC]
             findings = against.rivals if score in fixed_beforehand else against.others
-            findings[score] = _finding(difference, self._single.smallest_set(AUROC))
+            findings[score] = judge(AUROC, difference, self._single.smallest_set(AUROC))
         return against
 
     # --- reasons and doubts -------------------------------------------------------------------------------------------
@@ -221,8 +222,8 @@ class Tested(Chosen):
 
         # OOD validation sets that no score separates from ID data ("blind"), where somebody gave such sets.
         if self.plan.request.has_ood_val:
-            has_circuits = any(step.command.verb == "extract-circuit" for step in self.plan.steps)
-            first_set = self.choice.evidence.sets[0]  # a search takes the first OOD validation set
+            has_circuits = any(step.verb == "extract-circuit" for step in self.plan.steps)
+            first_set = self.choice.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
             sentences += doubts.of_blind_sets(self.choice.telling, self.choice.blind, searched)
 
@@ -230,8 +231,8 @@ class Tested(Chosen):
         if not self.plan.request.has_ood:
             sentences.append(MADE_OF_TEST)
 
-        # Accuracy or NLL of the row that is beyond its limit, though not significantly.
-        losses = self.choice.doubtful_losses(row)
+        # Accuracy or NLL of the row that is beyond its limit; not significantly, else the row could not be used.
+        losses = self.choice.losses_beyond_limit(row)
         sentences += doubts.of_limits(row, losses, self.choice.limits)
         if self.uncalibrated.inside.labels is not None:
             sentences += self._doubts_of_labelled(row)
@@ -248,8 +249,8 @@ class Tested(Chosen):
 
         # NLL of the row to use on the test data, with its temperature and without.
         tested = self.tested[row]
-        raw = tested.uncalibrated().accuracy_and_nll()
-        return sentences + doubts.of_temperature(tested.temperature, tested.accuracy_and_nll(), raw)
+        raw = tested.uncalibrated().on_id({"nll"})
+        return sentences + doubts.of_temperature(tested.temperature, tested.on_id({"nll"}), raw)
 
     # --- the answer ---------------------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class Tested(Chosen):
             score=used.score,
             temperature=row.temperature,
             threshold=threshold,
-            mac_ratio=self._mac_ratio(row),
+            mac_ratio=self._mac_ratio(used.row),
             param_ratio=ratio(row.source.cost.params, self._single.source.cost.params),
             bytes=(self.plan.folder / "best.st").stat().st_size,
             stepped_down=self._final_index > 0,
@@ -291,18 +292,17 @@ class Tested(Chosen):
 
         facts = self._facts()
 
-        # The rungs, each with its differences to the next one; the last rung has none.
         ladder = []
-        for rung, differences in zip(self.ladder, [*self._differences_to_next, {}], strict=True):
+        for rung, differences in self._steps_down:
             ladder.append(LadderRungRecord(row=rung.row, score=rung.score, against_next=list(differences.values())))
         return StudyAnswer(
             model=StudiedModelRecord(name=source.name, sha256=source.sha256, bytes=source.file_bytes),
-            verdict=verdict(facts, use),
+            verdict=verdict(facts, self._mac_ratio(used.row)),
             use=use,
             choice=self.record,
             ladder=ladder,
             common_score=self.common_score,
-            baseline=_tested_record(self.uncalibrated, REFERENCE),
+            baseline=self.uncalibrated.metrics(REFERENCE),
             baseline_ci=intervals(self.uncalibrated.resampled(REFERENCE)),
             baseline_threshold=self.uncalibrated.thresholded(
                 self.plan.request.threshold, self.rows[SINGLE].uncalibrated(), REFERENCE
@@ -314,20 +314,19 @@ class Tested(Chosen):
             warnings=list(warnings),
         )
 
-    def _mac_ratio(self, measured: MeasuredRow) -> float | None:
-        """Return the mult-adds of a row as a ratio to those of the single model; None if one is not known."""
-        return ratio(measured.source.cost.macs, self._single.source.cost.macs)
+    def _mac_ratio(self, row: str) -> float:
+        """Return the mult-adds of a row over those of the single model."""
+        return self.rows[row].macs / self.rows[SINGLE].macs
 
     def _about_row(self, name: str) -> dict[str, Any]:
         """Return what the records of a row have in common, whether it ran on the test data or not."""
         validated = self.rows[name]
-        source = validated.source
         return {
             "name": name,
-            "members": source.members,
-            "macs": source.cost.macs,
-            "params": source.cost.params,
-            "mac_ratio": self._mac_ratio(validated),
+            "members": validated.source.members,
+            "macs": validated.macs,
+            "params": validated.source.cost.params,
+            "mac_ratio": self._mac_ratio(name),
             "temperature": validated.temperature,
         }
 
@@ -339,25 +338,26 @@ class Tested(Chosen):
         validated = self.rows[row.name]
         tested = self.tested[row.name]
 
-        # On validation data: accuracy, NLL, mean mutual information, and by score the AUROC against each OOD set.
-        own = self.choice.own_candidate(row.name)  # the row with its own score
+        # On validation data, by score: the candidates, which have the AUROC against each OOD set. Accuracy and NLL are
+        # the same under any score.
         score = self.score_of(row.name)
-        candidates = self.choice.evidence.rows[row.name]
-        aurocs = {candidate.score: dict(candidate.outside.values) for candidate in candidates}
+        candidates = self.choice.rows[row.name]
+        first, *_ = candidates.values()
+        aurocs = {name: dict(candidate.outside.values) for name, candidate in candidates.items()}
         mean_mi = float(validated.inside.mi.mean())
 
         # On test data, under the score of the single model.
         common = None
         if self.common_score in tested.scores:
-            common = DetectedRecord(ood_score=self.common_score, **dict(tested.metrics(self.common_score)))
+            common = DetectedRecord(**dict(tested.metrics(self.common_score)))
         return StudyRowRecord(
             **self._about_row(row.name),
             chosen=row.name == self.taken.row,
             used=row.name == self.used.row,
             score=score,
             lr=_kept_learning_rates(row),
-            validation=ValidationRecord(accuracy=own.accuracy, nll=own.nll, mi=mean_mi, auroc=aurocs),
-            test=_tested_record(tested, score),
+            validation=ValidationRecord(accuracy=first.accuracy, nll=first.nll, mi=mean_mi, auroc=aurocs),
+            test=tested.metrics(score),
             common=common,
         )
 
@@ -369,25 +369,15 @@ class Tested(Chosen):
         validated = self.rows[name]
         common_score = self.common_score
         score = common_score if common_score in validated.scores else self.score_of(name)
-        return RuledOutRecord(**self._about_row(name), reason=reason, validation=_tested_record(validated, score))
+        return RuledOutRecord(**self._about_row(name), reason=reason, validation=validated.metrics(score))
 
 
 def test_rows(chosen: Chosen) -> Tested:
     """Return what was chosen with its rows (models of the study) measured on the test data, from stored predictions."""
-    rows = {}
-    for row in chosen.tested_rows:
-        rows[row.name] = measured(chosen.plan, row, "test", chosen.rows[row.name].calibration)
+    rows = {
+        row.name: measured(chosen.plan, row, "test", chosen.rows[row.name].calibration) for row in chosen.tested_rows
+    }
     return Tested(chosen.plan, chosen.rows, chosen.choice, rows, rows[SINGLE].uncalibrated())
-
-
-def _tested_record(measured: MeasuredRow, score: str) -> TestedRecord:
-    """Return the figures of a row on a data set, under a score."""
-    return TestedRecord(ood_score=score, **dict(measured.metrics(score)))
-
-
-def _finding(difference: Mapping[str, Any], samples: int) -> Finding:
-    """Return the finding for a paired difference of AUROC, measured on so many samples of the smallest set."""
-    return judge(AUROC, difference["value"], difference["ci"], samples)
 
 
 def _kept_learning_rates(row: Row) -> list[float] | None:

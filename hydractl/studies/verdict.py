@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from hydractl.files.study_answer import MistakesRecord, NextBestRecord, UseRecord, VerdictRecord, lines_on_rows
+from hydractl.files.study_answer import MistakesRecord, NextBestRecord, VerdictRecord, lines_on_rows
 from hydractl.report.texts import percent
 from hydractl.studies.mistakes import sentence_on_mistakes
 from hydractl.studies.rule import REFERENCE, SINGLE
@@ -104,6 +104,17 @@ class AgainstSingle:
         not_beaten = [score for score, finding in self.others.items() if finding.kind not in GAINS]
         return min(not_beaten, key=lambda score: self.others[score].value, default=None)
 
+    @property
+    def nearest(self) -> str | None:
+        """The score that decides what is said of another row: the hardest or, if it beats that, :attr:`unbeaten`.
+
+        It is the hardest, too, if the rung beats all scores; None without any.
+        """
+        hardest = self.hardest
+        if hardest is not None and self.rivals[hardest].kind not in GAINS:
+            return hardest
+        return self.unbeaten or hardest
+
 
 def ahead(findings: Findings) -> Findings:
     """Return the scores of the single model that are significantly better than the rung, by how much the most first.
@@ -123,15 +134,14 @@ class Facts:
     A rung is a row with an OOD score. The final rung is where the verdict ends on the ladder.
 
     Attributes:
-        ladder: the rungs, the choice first.
-        differences_to_next: for each rung except the last, its differences to the next rung, by metric.
-        final_index: the index of the final rung.
+        rung: the final rung.
+        left: the rungs that were left before it, the choice first, each with its differences to the next, by metric.
+        to_next: the differences of the final rung to the next one, by metric; empty for the last.
         against: the comparisons of the final rung with the single model under each of its scores.
         against_hardest: the differences of the final rung to its hardest rival, by metric; empty without rivals.
-        against_unbeaten: the same to :attr:`AgainstSingle.unbeaten`; empty without one.
-        by_test_set: by the name of each test set, the difference of AUROC between these two.
+        against_nearest: the same to :attr:`AgainstSingle.nearest`; empty where the rung is the single model.
+        by_test_set: by the name of each test set, the difference of AUROC between the final rung and its hardest rival.
         against_baseline: the differences of the final rung to the single model with MSP and no temperature, by metric.
-        labelled: whether the ID test data have labels.
         has_ood_val: whether somebody gave OOD validation data.
         has_vote: whether any OOD validation set had a vote.
         has_other_rows: whether rows other than the single model were made.
@@ -140,32 +150,26 @@ class Facts:
         false_alarms: mean FPR95 of the single model with MSP and no temperature, and of the final rung.
         uncertain: the sentence on how often resampled validation data choose otherwise; empty where they do not often.
         doubts: sentences on what else makes the verdict less certain.
-        mistakes: which score to trust for mistakes; None without labels.
+        mistakes: which score to trust for mistakes; None if the ID test data have no labels.
     """
 
-    ladder: Sequence[Rung]
-    differences_to_next: Sequence[Findings]
-    final_index: int
+    rung: Rung
+    left: Sequence[tuple[Rung, Findings]]
+    to_next: Findings
     against: AgainstSingle
     against_hardest: Findings
+    against_nearest: Findings
     by_test_set: Findings
     against_baseline: Findings
-    labelled: bool = True
-    has_ood_val: bool = True
-    has_vote: bool = True
-    has_other_rows: bool = True
-    against_unbeaten: Findings = field(default_factory=dict)
-    next_best: NextBestRecord | None = None
-    highest: NextBestRecord | None = None
-    false_alarms: tuple[float | None, float | None] = (None, None)
-    uncertain: str = ""
-    doubts: Sequence[str] = field(default_factory=tuple)
-    mistakes: MistakesRecord | None = None
-
-    @property
-    def rung(self) -> Rung:
-        """The final rung, where the verdict ends."""
-        return self.ladder[self.final_index]
+    has_ood_val: bool
+    has_vote: bool
+    has_other_rows: bool
+    next_best: NextBestRecord | None
+    highest: NextBestRecord | None
+    false_alarms: tuple[float | None, float | None]
+    uncertain: str
+    doubts: Sequence[str]
+    mistakes: MistakesRecord | None
 
     @property
     def free_alternative(self) -> str | None:
@@ -180,9 +184,8 @@ class Facts:
         if self.rung.row == SINGLE:
             return next(iter(ahead(self.against.rivals)), None)
         # Against another row, as good is enough, as the single model costs less.
-        hardest = self.against.hardest
-        if hardest is not None and self.against.rivals[hardest].kind in (NO_DIFFERENCE, *LOSSES):
-            return hardest
+        if self.against_hardest[AUROC].kind in (NO_DIFFERENCE, *LOSSES):
+            return self.against.hardest
         return None
 
 
@@ -203,8 +206,7 @@ def answer_of(facts: Facts) -> str:
     if facts.rung.score == REFERENCE:
         return NOTHING_HELPS
     # The next rung is the single model with MSP, so this is the difference to it.
-    against_msp = facts.differences_to_next[facts.final_index][AUROC]
-    return SCORE_HELPS if against_msp.kind in GAINS else SCORE_UNCLEAR
+    return SCORE_HELPS if facts.to_next[AUROC].kind in GAINS else SCORE_UNCLEAR
 
 
 def _answer_of_ensemble(facts: Facts) -> str:
@@ -218,19 +220,14 @@ def _answer_of_ensemble(facts: Facts) -> str:
     * it cannot be told of that one, or of any other score: cannot tell;
     * else the row is better than all: trades if its accuracy is worse, helps, or helps slightly.
     """
-    # Scores that were not fixed beforehand, "others", decide first, whatever the fixed ones did.
-    against = facts.against
-    if ahead(against.others):
-        return FREE_SCORE_BETTER
-
-    # The score, of those fixed beforehand, that the row beats least.
-    assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
-    kind = against.rivals[against.hardest].kind
-    if kind in LOSSES:
+    # Scores that were not fixed beforehand, "others", decide first, whatever the fixed ones did. The hardest is that of
+    # those fixed beforehand which the row beats least: every other row has such scores, at least MSP.
+    kind = facts.against_hardest[AUROC].kind
+    if ahead(facts.against.others) or kind in LOSSES:
         return FREE_SCORE_BETTER
     if kind == NO_DIFFERENCE:
         return AS_GOOD
-    if kind == CANNOT_TELL or against.unbeaten is not None:
+    if kind == CANNOT_TELL or facts.against.unbeaten is not None:
         return UNCLEAR
 
     # It detects OOD samples better than the single model under every score. That may cost accuracy.
@@ -242,19 +239,19 @@ def _answer_of_ensemble(facts: Facts) -> str:
     return HELPS_SLIGHTLY
 
 
-def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
+def verdict(facts: Facts, mac_ratio: float) -> VerdictRecord:
     """Return the verdict: the answer, its consequences, the comparisons behind it, and the doubts.
 
     Sentences that do not apply are empty, and dropped at the end.
 
     Args:
         facts: the comparisons on the test data.
-        use: the model to use, as it is written to ``best.st``.
+        mac_ratio: the mult-adds of the row to use over those of the single model.
     """
     answer = answer_of(facts)
     lines = [
         # The answer and its consequences.
-        f"{_first_sentence(facts, answer, use)} {facts.uncertain}".strip(),
+        f"{_first_sentence(facts, answer, mac_ratio)} {facts.uncertain}".strip(),
         *lines_on_rows([facts.next_best, facts.highest]),
         *_sentences_on_left_rungs(facts),
         *_sentences_on_better_scores(facts),
@@ -267,11 +264,11 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
         lines.append(_differences_in_words(facts.against_hardest, single_with(facts.against.hardest)))
     lines.append(_differences_in_words(facts.against_baseline, "the single model with MSP and no temperature"))
     lines.append(_sentence_on_needed_samples(facts, answer))
-    if not facts.labelled:
-        lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
 
-    # The score for mistakes, and the doubts.
-    if facts.mistakes is not None:
+    # The score for mistakes, which only labelled data have, and the doubts.
+    if facts.mistakes is None:
+        lines.append("The ID test data have no labels: this verdict is about OOD detection alone.")
+    else:
         lines.append(sentence_on_mistakes(facts.mistakes))
     lines += facts.doubts
     return VerdictRecord(
@@ -293,14 +290,14 @@ def verdict(facts: Facts, use: UseRecord) -> VerdictRecord:
 
 
 def record_of_other(
-    place: str, rung: Rung, mac_ratio: float | None, against_used: Findings, used: Rung, why_not: str
+    place: str, rung: Rung, mac_ratio: float, against_used: Findings, used: Rung, why_not: str
 ) -> NextBestRecord:
     """Return a model that might have been chosen instead, with the sentence that names it.
 
     Args:
         place: where it comes next, as the sentence begins.
         rung: its row and its OOD score.
-        mac_ratio: the mult-adds of its row over those of the single model; None if they are not known.
+        mac_ratio: the mult-adds of its row over those of the single model.
         against_used: its differences on the test data to the rung to use, by metric.
         used: that rung.
         why_not: why validation data, which alone choose, did not choose it; empty of the choice, which was left.
@@ -312,7 +309,7 @@ def record_of_other(
             f"{AUROC_MARGIN:g} of AUROC than what costs less."
         )
     line = (
-        f"{place} is {name_of(rung)}{_price(mac_ratio)}: on the test data {_detection(against_used)} against "
+        f"{place} is {_with_price(rung, mac_ratio)}: on the test data {_detection(against_used)} against "
         f"{name_of(used)}. {reason}"
     )
     findings = list(against_used.values())
@@ -339,9 +336,9 @@ def _detection(differences: Findings) -> str:
     return ", ".join(map(str, compared))
 
 
-def _price(mac_ratio: float | None) -> str:
-    """Return the text on the mult-adds of a row over those of the single model; empty if they are not known."""
-    return "" if mac_ratio is None else f", at {mac_ratio:.2f} times the mult-adds"
+def _with_price(rung: Rung, mac_ratio: float) -> str:
+    """Return the name of a row with its score in a sentence, and its mult-adds over those of the single model."""
+    return f"{name_of(rung)}, at {mac_ratio:.2f} times the mult-adds"
 
 
 def _sentences_on_left_rungs(facts: Facts) -> list[str]:
@@ -352,24 +349,22 @@ def _sentences_on_left_rungs(facts: Facts) -> list[str]:
     """
     origin = ", chosen on validation data" if facts.has_vote else ", taken blind"
     sentences = []
-    for index in range(facts.final_index):
-        differences = facts.differences_to_next[index]
-        upper, lower = name_of(facts.ladder[index]), name_of(facts.ladder[index + 1])
+    rungs = [*(rung for rung, _ in facts.left), facts.rung]
+    for (rung, differences), next_rung in zip(facts.left, rungs[1:], strict=True):
         how_much = _NO_BETTER[differences[AUROC].kind]
-        sentences.append(
-            f"Not {upper}{origin}: it is {how_much} on the test data than {lower}: {_detection(differences)}."
-        )
+        than = f"it is {how_much} on the test data than {name_of(next_rung)}: {_detection(differences)}"
+        sentences.append(f"Not {name_of(rung)}{origin}: {than}.")
         origin = ""  # that of the first rung alone
     return sentences
 
 
-def _first_sentence(facts: Facts, answer: str, use: UseRecord) -> str:
+def _first_sentence(facts: Facts, answer: str, mac_ratio: float) -> str:
     """Return what to use, then what that brings and costs, then whether anything else would pay."""
     if answer == BLIND:
         return _blind_sentence(facts)
     if facts.rung.row == SINGLE:
         return _single_sentence(facts, answer)
-    return _ensemble_sentence(facts, answer, f"{name_of(facts.rung)}{_price(use.mac_ratio)}")
+    return _ensemble_sentence(facts, answer, _with_price(facts.rung, mac_ratio))
 
 
 def _blind_sentence(facts: Facts) -> str:
@@ -398,8 +393,7 @@ def _gain_of_score(facts: Facts) -> str:
     same_cost = "at the same mult-adds"
     differences = facts.against_baseline
     if AUROC not in differences or differences[AUROC].kind not in GAINS:
-        to_msp = facts.differences_to_next[facts.final_index]
-        return f"{_detection(to_msp)} against MSP at the same temperature, {same_cost}"
+        return f"{_detection(facts.to_next)} against MSP at the same temperature, {same_cost}"
     if FPR95 in differences and differences[FPR95].kind in GAINS:
         before, after = map(percent, facts.false_alarms)
         fall = f"false alarms fall from {before} to {after} of normal (ID) samples"
@@ -414,7 +408,7 @@ def _single_sentence(facts: Facts, answer: str) -> str:
 
     * score helps: what it gains;
     * score unclear: that MSP may be as good;
-    * nothing helps: if MSP was chosen at once (final index 0), that no other score was better.
+    * nothing helps: if MSP was chosen at once (no rung was left), that no other score was better.
 
     The second, if the study made other models and validation data chose none of them, says that none is worth its cost.
     """
@@ -422,12 +416,11 @@ def _single_sentence(facts: Facts, answer: str) -> str:
     if answer == SCORE_HELPS:
         sentence = f"Use {name_of(facts.rung)}: {_gain_of_score(facts)}."
     elif answer == SCORE_UNCLEAR:
-        difference = _detection(facts.differences_to_next[facts.final_index])
-        unclear = f"which of them is better the test data cannot tell: {difference}"
+        unclear = f"which of them is better the test data cannot tell: {_detection(facts.to_next)}"
         sentence = f"Use {name_of(facts.rung)} or MSP: {unclear}."
-    elif facts.final_index == 0:
+    elif not facts.left:
         sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
-    other_was_chosen = facts.ladder[0].row != SINGLE
+    other_was_chosen = any(rung.row != SINGLE for rung, _ in facts.left)
     if other_was_chosen or not facts.has_other_rows:
         return sentence
     return (
@@ -454,24 +447,21 @@ def _ensemble_sentence(facts: Facts, answer: str, name: str) -> str:
         answer: the answer.
         name: the row with its score, and its cost.
     """
-    against = facts.against
-    assert against.hardest is not None  # every other row has rivals, at least the single model with MSP
-    rival = single_with(against.hardest)
-    kind = against.rivals[against.hardest].kind
-    difference = _detection(facts.against_hardest)
+    rivals = facts.against.rivals
+    nearest = facts.against.nearest
+    assert nearest is not None  # every other row has rivals, at least the single model with MSP
+    rival = single_with(nearest)
+    kind = facts.against_hardest[AUROC].kind
+    difference = _detection(facts.against_nearest)
 
     # The row is better: what it gains, and on a trade by how much its accuracy is worse.
     if answer in (HELPS, HELPS_SLIGHTLY, TRADES):
-        hardest = f", the hardest of {len(against.rivals)} scores," if len(against.rivals) > 1 else ""
+        hardest = f", the hardest of {len(rivals)} scores," if len(rivals) > 1 else ""
         pays = f" It pays with {facts.against_hardest[ACCURACY]}." if answer == TRADES else ""
         return f"Use {name}: it detects OOD samples {kind} than {rival}{hardest} by {difference}.{pays}"
 
     # The test data cannot tell. If the row is better than the hardest score, it is another score that it may not beat.
     if answer == UNCLEAR:
-        if kind in GAINS:
-            assert against.unbeaten is not None  # else the row would help
-            rival = single_with(against.unbeaten)
-            difference = _detection(facts.against_unbeaten)
         return f"Use {name}, or {rival} for nothing: which is better the test data cannot tell: {difference}."
 
     # The row is no better than the hardest score, or worse. At last, a score that was not fixed before did better.
@@ -490,22 +480,28 @@ def _sentences_on_better_scores(facts: Facts) -> list[str]:
     A free score is an OOD score of the single model: it costs no further computation. If it was not fixed before the
     test, that it did better may be chance. Of the others the answer on another row than the single model says so.
     """
+    if not facts.has_vote:
+        return []
     sentences = []
-    # The scores fixed before the test, if the final rung is the single model; then those seen only afterwards. Each
-    # group with the beginning and the end of its sentence.
-    fixed_before = facts.against.rivals if facts.rung.row == SINGLE else {}
-    afterwards = " That was seen afterwards: confirm it on other data."
-    for which, findings, end in (
-        ("A free score that was compared from the beginning", fixed_before, ""),
-        ("A free score", facts.against.others, afterwards),
-    ):
-        better = ahead(findings)
-        if better and facts.has_vote:
-            first, *others = better  # the names of the scores, the one with the largest lead first
-            also = f", and so did {', '.join(others)}" if others else ""
-            lead = f"{single_with(first)}, against which {name_of(facts.rung)} has {better[first]}{also}"
-            sentences.append(f"{which} did better here: {lead}.{end}")
+    fixed_before = ahead(facts.against.rivals) if facts.rung.row == SINGLE else {}
+    if fixed_before:
+        sentences.append(
+            f"A free score that was compared from the beginning did better here: {_leads(facts.rung, fixed_before)}."
+        )
+    afterwards = ahead(facts.against.others)
+    if afterwards:
+        sentences.append(
+            f"A free score did better here: {_leads(facts.rung, afterwards)}. That was seen afterwards: confirm it on "
+            "other data."
+        )
     return sentences
+
+
+def _leads(rung: Rung, leads: Findings) -> str:
+    """Return the text on the scores of the single model that did better than a rung, the largest lead first."""
+    first, *others = leads
+    also = f", and so did {', '.join(others)}" if others else ""
+    return f"{single_with(first)}, against which {name_of(rung)} has {leads[first]}{also}"
 
 
 def _sentence_on_free_alternative(facts: Facts) -> str:
@@ -524,11 +520,7 @@ def _sentence_on_worse_sets(facts: Facts, answer: str) -> str:
 
     It is compared with the single model under its hardest score. Empty, too, if the answer is not that the row helps.
     """
-    worse = []
-    for name, finding in facts.by_test_set.items():
-        _, high = finding.ci
-        if high < 0:
-            worse.append(f"{name} ({finding.figures})")
+    worse = [f"{name} ({finding.figures})" for name, finding in facts.by_test_set.items() if finding.ci[1] < 0]
     if not worse or answer not in (HELPS, HELPS_SLIGHTLY, TRADES):
         return ""
     return f"It is worse on {', '.join(worse)}."
@@ -541,12 +533,11 @@ def _differences_in_words(findings: Findings, other: str) -> str:
         findings: the differences, by metric.
         other: the name of the other model in a sentence.
     """
-    # By word, such as "better", the texts of the differences; words in their fixed order, best first.
-    differences_by_word: dict[str, list[str]] = {word: [] for word in WORDS}
-    for finding in findings.values():
-        differences_by_word[finding.kind].append(str(finding))
-
-    groups = [f"{word}: {', '.join(listed)}" for word, listed in differences_by_word.items() if listed]
+    groups = []
+    for word in WORDS:  # such as "better", in their fixed order
+        listed = [str(finding) for finding in findings.values() if finding.kind == word]
+        if listed:
+            groups.append(f"{word}: {', '.join(listed)}")
     return f"Against {other}: {'; '.join(groups)}." if groups else ""
 
 
@@ -554,11 +545,9 @@ def _sentence_on_needed_samples(facts: Facts, answer: str) -> str:
     """Return the sentence on how many test samples would tell what the answer cannot; empty if it can."""
     # Take the comparison that the answer is based on.
     if answer == SCORE_UNCLEAR:  # two scores of the single model: the final rung and the next one
-        finding = facts.differences_to_next[facts.final_index][AUROC]
+        finding = facts.to_next[AUROC]
     elif answer == UNCLEAR:
-        finding = facts.against_hardest[AUROC]
-        if finding.kind in GAINS:  # it is another score that the row may not beat
-            finding = facts.against_unbeaten[AUROC]
+        finding = facts.against_nearest[AUROC]
     else:
         return ""
     if finding.needed is None:

@@ -22,7 +22,7 @@ goes the other way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -120,17 +120,18 @@ def word(low: float, high: float, margin: float) -> Word:
     return CANNOT_TELL
 
 
-def judge(metric: str, value: float, ci: Sequence[float], n: int) -> Finding:
+def judge(metric: str, difference: Mapping[str, Any], n: int) -> Finding:
     """Return the finding for one paired difference: the difference, and the word for it, such as ``better``.
 
     If the data cannot tell, it says how many samples would be enough (``needed``, else None).
 
     Args:
         metric: a key of :data:`KINDS`, e.g. ``id.accuracy``.
-        value, ci: the difference and its 95 % interval.
+        difference: the paired difference of the bootstrap: its ``value``, and its 95 % interval ``ci``.
         n: the number of samples of the smallest set that the difference was measured on.
     """
-    low, high = ci
+    value = difference["value"]
+    low, high = difference["ci"]
     judged = KINDS[metric]
     margin = judged.margin
     if judged.sign > 0:
@@ -207,13 +208,11 @@ def judge_all(
     for metric in KINDS:
         # Leave out what was not measured, or has too few samples for an interval.
         difference = table.get(metric)
-        if difference is None:
-            continue
-        if difference["ci"] is None:
+        if difference is None or difference["ci"] is None:
             continue
         # Leave out accuracy, NLL and ECE of one row under two scores: they differ by rounding alone.
         is_equal = max(map(abs, difference["ci"])) < _ROUNDING  # both ends of the interval are 0 but for rounding
         if same_row and is_equal and metric.startswith("id."):
             continue
-        findings[metric] = judge(metric, difference["value"], difference["ci"], samples(metric))
+        findings[metric] = judge(metric, difference, samples(metric))
     return findings

@@ -76,17 +76,14 @@ def run(call: Call) -> Outcome:
     # Open the model and all data, and compare the data sets with each other.
     source = only_one(open_sources(values["model"], opening_options(values)), "study")
     folder = Path(values["output"] or f"{source.name}.study")
-    sets = study_sets(request, source)
-    for note in sets.notes:
-        log.info(note)
-    log.warn_all(sets.warnings)
+    sets = study_sets(request, source, log)
 
     # What was said about the data here is not repeated by each step.
     log_once = SayOnce(log, sets.warnings)
     if values["dry_run"]:
         plan, seconds = _plan_within_time(sets, source, folder, log_once)
         # The commands, with the last row in place of the best one.
-        commands = [step.command.words() for step in plan.outline()]
+        commands = [step.words() for step in plan.outline()]
         time = in_all(seconds)
         return Outcome(StudyAnswer.planned(steps=commands, cut=plan.scale.cut, seconds=time, warnings=sets.warnings))
 
@@ -314,14 +311,16 @@ class _Course(Progress):
         self._bar = bar
         self._seconds = seconds
         self._total = sum(seconds.values())
-        self._done = {files: float(all(map(Path.exists, files))) for files in seconds}  # the share of each step
+        self._done = dict.fromkeys(seconds, 0.0)  # the share of each step
         self._shown = 0
         bar.expect(self._total)
-        self._show()  # what was done before takes no time
+        for files in seconds:
+            if all(map(Path.exists, files)):  # what was done before takes no time
+                self.move(files)
 
     def begin(self, step: Step, units: int) -> None:
         """Take the long task of a step, of so many units, as what moves on."""
-        self._step = step
+        self._files = step.outputs
         self._units = units
         self._units_done = 0
 
@@ -330,25 +329,21 @@ class _Course(Progress):
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._units_done += amount
-        self.move(self._step, min(1.0, self._units_done / max(1, self._units)))
+        self.move(self._files, min(1.0, self._units_done / max(1, self._units)))
 
-    def move(self, step: Step, share: float = 1.0) -> None:
-        """Show that this share of a step is done, by default all of it."""
-        self._done[step.outputs] = share
-        self._show()
-
-    def end(self) -> None:
-        """Show that all is done: what was expected and not needed, too."""
-        self._done = dict.fromkeys(self._seconds, 1.0)
-        self._show()
-
-    def _show(self) -> None:
-        """Move the bar to what is done."""
-        done = sum(of_step * self._done[files] for files, of_step in self._seconds.items())
+    def move(self, files: tuple[Path, ...], share: float = 1.0) -> None:
+        """Show that this share of the step that writes these files is done, by default all of it."""
+        self._done[files] = share
+        done = sum(of_step * self._done[files_of_step] for files_of_step, of_step in self._seconds.items())
         percent = int(100 * done / self._total + 1e-6)  # sums of seconds are rounded
         if percent > self._shown:
             self._bar.advance(percent - self._shown)
             self._shown = percent
+
+    def end(self) -> None:
+        """Show that all is done: what was expected and not needed, too."""
+        for files in self._seconds:
+            self.move(files)
 
 
 class _StepLog(PassedOn):
@@ -383,13 +378,13 @@ def _run_step(step: Step, plan: Plan, course: _Course, log: Log) -> bool:
         course: shows how far the study is.
         log: receives the command as a detail.
     """
-    line = shlex.join(["hydractl", *step.command.words()])
+    line = shlex.join(["hydractl", *step.words()])
     _note(plan.folder / "study.log", line)
     runs = not step.done
     log.detail(line if runs else f"{line}: done before")
     if runs:
-        step.command.run(_StepLog(log, course, step))
-    course.move(step)
+        step.run(_StepLog(log, course, step))
+    course.move(step.outputs)
     return runs
 
 
@@ -448,7 +443,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
             if step in testing_steps:
                 _run_step(step, plan, course, log)
             else:
-                course.move(step)
+                course.move(step.outputs)
         tested = test_rows(chosen)
 
         # Write the best row as best.st, and measure it.
@@ -463,7 +458,7 @@ def _carry_out(plan: Plan, seconds: StepSeconds, source: Source, warnings: Seque
     steps = [*plan.steps, *testing_steps, *last_steps]
     of_best = EvalAnswer.read(str(folder / "best.json"))
     threshold = of_best.models[0].threshold
-    answer = tested.answer(source, [step.command.words() for step in steps], threshold, warnings)
+    answer = tested.answer(source, [step.words() for step in steps], threshold, warnings)
     for line in answer.verdict.lines:
         log.detail(line)
     return _write(plan, answer, steps, of_best)
@@ -491,7 +486,7 @@ def _write(plan: Plan, answer: StudyAnswer, steps: Sequence[Step], of_best: Eval
     with Output(folder / "study.json", force=True) as output:
         write_json(output, answer.to_dict())
 
-    timing = [step.outputs[0] for step in steps if step.command.verb == "bench"]
+    timing = [step.outputs[0] for step in steps if step.verb == "bench"]
     if timing:
         # Times are added only for people: study.json can be reproduced.
         answer = answer.model_copy(update={"timed": BenchAnswer.read(str(timing[0])).results})

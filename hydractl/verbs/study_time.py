@@ -55,7 +55,7 @@ def step_seconds(plan: Plan, sets: StudySets) -> StepSeconds:
     """
     # The searches of the plan, each timed on one batch, and the seconds of one sample in the whole model: a pass. Where
     # no row needs a search, one is timed only for its speed.
-    searches = {step.outputs: _probe_search(step) for step in plan.steps if step.command.verb == "extract-circuit"}
+    searches = {step.outputs: _probe_search(step) for step in plan.steps if step.verb == "extract-circuit"}
     timed = next(iter(searches.values()), None) or _probe_search(plan.search_of_circuits)
     seconds_per_pass = timed.seconds_per_pass
 
@@ -65,7 +65,7 @@ def step_seconds(plan: Plan, sets: StudySets) -> StepSeconds:
         seconds[step.outputs] = _OF_A_STEP
         if step.outputs in searches:
             seconds[step.outputs] += searches[step.outputs].processor_seconds
-        if step.command.verb == "finetune":
+        if step.verb == "finetune":
             seconds[step.outputs] += _passes_of_training(step, sets) * seconds_per_pass
 
     # Every row runs on the second halves of the validation data, on what its scores are fitted to, and on test data.
@@ -99,7 +99,7 @@ def _passes_of_training(step: Step, sets: StudySets) -> int:
     It is learning rates * epochs * (passes of a training step * training samples + validation samples). 0 for a
     posterior, which is fitted without a training.
     """
-    if sets.train is None or "epochs" not in step.command.arguments:  # a posterior takes no more than a pass
+    if sets.train is None or "epochs" not in step.arguments:  # a posterior takes no more than a pass
         return 0
     passes_of_epoch = _TRAINING_PASSES * len(sets.train.dataset) + sets.halves[0]
     return len(sets.request.lr) * sets.request.epochs * passes_of_epoch
@@ -112,7 +112,7 @@ def _seconds_of_a_round(sizes: Sequence[int]) -> float:
 
 def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
-    values = step.command.call(Log()).values
+    values = step.call(Log()).values
     opening = opening_options(values)
     source = open_sources(values["model"], opening)[0]
     options = filled(SearchOptions, values)

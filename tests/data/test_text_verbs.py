@@ -16,6 +16,7 @@ from hydractl.circuit.search import GreedySearch
 from hydractl.data import open_data
 from hydractl.errors import UsageError
 from hydractl.evaluation.predictions.reading import read_predictions
+from hydractl.log import Log
 from hydractl.model.loading import build_model
 from hydractl.model.source import ModelOptions, open_source
 from hydractl.studies.sets import MADE_TEXTS, study_sets
@@ -191,4 +192,4 @@ def test_a_study_by_made_texts_alone_says_what_they_may_not_tell(
         rows = [{"text": text, "label": LABELS[number % 5]} for number, text in enumerate(texts)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = study_request(val="val.jsonl", ood_val=outside, test="test.jsonl", ood=["x=ood.jsonl"])
-    assert (MADE_TEXTS in study_sets(settings, open_source(bert, ModelOptions())).warnings) == warned
+    assert (MADE_TEXTS in study_sets(settings, open_source(bert, ModelOptions()), Log()).warnings) == warned

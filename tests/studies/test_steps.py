@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from hydractl.options.command import Command
 from hydractl.studies.plan import Plan
 from hydractl.studies.rows import KINDS
 from hydractl.studies.scale import Scale, smaller
@@ -42,10 +41,10 @@ def test_every_step_stands_behind_those_whose_files_it_reads() -> None:
     ]
     written: set[str] = set()
     for one in plan.steps:
-        files = {word.rpartition("=")[2] for word in one.command.words()}
+        files = {word.rpartition("=")[2] for word in one.words()}
         read = {file for file in files if file.startswith("out/")}
         written |= {str(path) for path in one.outputs}
-        last_output = str(one.command.arguments["output"])
+        last_output = str(one.arguments["output"])
         assert read <= {*written, last_output}
     for row in plan.rows:
         assert row.model.text in {"model.st", *written}
@@ -53,7 +52,7 @@ def test_every_step_stands_behind_those_whose_files_it_reads() -> None:
 
 def test_a_step_is_done_when_all_its_files_are_there(tmp_path: Path) -> None:
     files = (tmp_path / "a.mask.json", tmp_path / "a.st")
-    prune = Step(Command("prune", ("vit.st",), {}), files)
+    prune = Step("prune", ("vit.st",), {}, files)
     for file in files:
         assert not prune.done
         file.touch()
@@ -79,11 +78,11 @@ def test_a_share_of_the_heads_is_at_least_one_and_never_all(part: float, count: 
 def trainings(row: str, seed: int, has_classifier: bool = True) -> list[Step]:
     """The steps that make the members of one row of a study with that seed."""
     plan = planned({0: 4}, row, has_classifier=has_classifier, seed=str(seed))
-    return [step for step in plan.steps if step.command.verb in ("finetune", "prune")]
+    return [step for step in plan.steps if step.verb in ("finetune", "prune")]
 
 
 def values(steps: Sequence[Step], name: str) -> list[object]:
-    return [step.command.arguments.get(name) for step in steps]
+    return [step.arguments.get(name) for step in steps]
 
 
 @pytest.mark.parametrize("row", ["deep", "deep-random", "lora", "taylor"])
@@ -96,8 +95,8 @@ def test_studies_of_two_seeds_have_no_member_in_common(row: str) -> None:
 
 def test_every_training_of_every_row_tries_the_same_learning_rates() -> None:
     plan = planned({0: 4}, *KINDS, lr="0.001,0.01")
-    finetuned = [step for step in plan.steps if step.command.verb == "finetune"]
-    tried = [step.command.arguments["lr"] for step in finetuned if "epochs" in step.command.arguments]
+    finetuned = [step for step in plan.steps if step.verb == "finetune"]
+    tried = [step.arguments["lr"] for step in finetuned if "epochs" in step.arguments]
     assert len(tried) > 20 and all(rates == [0.001, 0.01] for rates in tried)
     assert len(finetuned) == len(tried) + 1  # that of laplace fits a posterior
 
@@ -107,8 +106,8 @@ def test_members_are_averaged_in_rows_of_pruned_members_alone() -> None:
     merges: dict[object, set[str]] = {}
     for name in KINDS:
         plan = planned({0: 4, 1: 4}, name)
-        for fusion in (step for step in plan.steps if step.command.verb == "fuse"):
-            merges.setdefault(fusion.command.arguments.get("merge"), set()).add(name)
+        for fusion in (step for step in plan.steps if step.verb == "fuse"):
+            merges.setdefault(fusion.arguments.get("merge"), set()).add(name)
     pruned = {"whole-avg", "whole-auto", "whole-late", "whole-three"}
     pruned |= {"circuits", "taylor", "circuits-tuned", "taylor-tuned"}
     assert merges.keys() == {None, "none"}

@@ -42,7 +42,6 @@ from hydractl.files.study_answer import StudyAnswer
 from hydractl.log import Log, Progress
 from hydractl.metrics.ood_scores import ON_FEATURES
 from hydractl.model.source import open_source
-from hydractl.options.command import Command
 from hydractl.options.registry import VERBS
 from hydractl.report.terminal import render
 from hydractl.report.texts import program_words
@@ -702,7 +701,7 @@ def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
     words = [word for pair in options.items() for word in pair]
     assert main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "--json"]) == 0
     out, error = capsys.readouterr()
-    assert "1 of 27 samples of --val are among the 30 of --train, and left out of --val" in error
+    assert "1 of 27 samples of --val is among those of --train, and left out of it" in error
     assert "1 samples of --val are in one half of it and again in the other" in error
     used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
     assert "again.npz?without=25,26&part=2/2" in used and all("without=25,26" in word for word in used)
@@ -816,10 +815,10 @@ def test_each_training_keeps_the_best_of_several_learning_rates_also_after_a_kil
 
 def test_an_estimate_counts_every_learning_rate(copy: Path) -> None:
     def passes(rates: list[float]) -> int:
-        step = Step(Command("finetune", ("vit.st",), {"epochs": 2}), ())
+        step = Step("finetune", ("vit.st",), {"epochs": 2}, ())
         train, val = (GivenSet("", open_data(DataSpec.of_option("", name))) for name in ("train.npz", "val.npz"))
         request = SimpleNamespace(choosing_sets=list, limit=None, epochs=2, lr=rates)
-        return _passes_of_training(step, StudySets(request, val, val, train))  # type: ignore[arg-type]
+        return _passes_of_training(step, StudySets(request, val, val, train, {}, [], []))  # type: ignore[arg-type]
 
     assert passes([0.1, 0.01, 0.001]) == 3 * passes([0.1]) > 0
 

@@ -52,7 +52,7 @@ BECOMES = {
     ],
 )
 def test_one_difference(metric: str, value: float, ci: tuple[float, float], kind: str) -> None:
-    assert judge(metric, value, ci, 1000).kind == kind
+    assert judge(metric, {"value": value, "ci": ci}, 1000).kind == kind
 
 
 def test_nothing_turns_back_where_an_interval_shrinks_into_itself() -> None:
@@ -77,7 +77,7 @@ def test_nothing_turns_back_where_an_interval_shrinks_into_itself() -> None:
     ],
 )
 def test_how_many_samples_would_tell(value: float, half_width: float, n: int, needed: int) -> None:
-    found = judge(AUROC, value, (value - half_width, value + half_width), n)
+    found = judge(AUROC, {"value": value, "ci": (value - half_width, value + half_width)}, n)
     assert found.kind == "cannot tell" and found.needed == pytest.approx(needed, rel=0.03)
     shrunk = 0.999 * half_width * np.sqrt(n / found.needed)
     assert word(value - shrunk, value + shrunk, KINDS[AUROC].margin) != "cannot tell"
@@ -99,7 +99,7 @@ def test_samples_to_see_are_those_of_an_exact_interval(share: float) -> None:
     ],
 )
 def test_equal_answers_to_few_samples_do_not_show_equal_accuracy(n: int, kind: str, needed: int | None) -> None:
-    found = judge(ACCURACY, 0.0, (0.0, 0.0), n)
+    found = judge(ACCURACY, {"value": 0.0, "ci": (0.0, 0.0)}, n)
     assert (found.kind, found.needed) == (kind, needed)
 
 

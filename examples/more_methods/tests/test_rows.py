@@ -36,7 +36,7 @@ def test_they_are_there_and_no_weights_are_averaged_in_them() -> None:
         plan = Plan(request, Scale([name], None, None), Path("out"), {0: 4, 1: 4}, [0, 1])
         KINDS[name].make(plan)
         assert [row.name for row in plan.rows] == [name]
-        fusions = [step.command for step in plan.steps if step.command.verb == "fuse"]
+        fusions = [step for step in plan.steps if step.verb == "fuse"]
         assert len(fusions) == (0 if name == "swa" else 1)
         assert all(fusion.arguments["merge"] == "none" for fusion in fusions)
 
