@@ -261,42 +261,29 @@ def take_rows(spec: DataSpec) -> tuple[DataSpec, ChosenRows | None]:
     return whole_spec, chosen
 
 
+def places_left_out(spec: DataSpec) -> set[int]:
+    """Return the indices of the samples that ``without=`` leaves out; they count all samples before it applies."""
+    text = spec.query.get("without")
+    return set() if text is None else set(_parse_indices(text))
+
+
 def without_places(spec: str, places: Iterable[int]) -> str:
-    """Return the SPEC of a data set (the text that names it) with a setting that leaves out some of its samples.
+    """Return the SPEC of a data set, its name as text, with a setting that leaves out samples in place of its own one.
 
-    E.g. ``a/?without=3`` without its sample 3, which is sample 4 of the whole set, is ``a/?without=3,4``.
-
-    Args:
-        spec: the SPEC of the set, which may leave out samples already (``without=3,7``).
-        places: the indices of the samples to leave out. They count only the samples that ``spec`` does not leave out.
+    E.g. ``a/?without=3`` with the indices 0 and 3 is ``a/?without=0,3``; without any index it stays as it is.
     """
-    places = set(places)
-    if not places:
+    listed = ",".join(map(str, sorted(places)))
+    if not listed:
         return spec
-    text_before = DataSpec.of_option("", spec).query.get("without")
-    if text_before is None:
-        return with_setting(spec, _without_setting(places))
-
-    # Convert the new indices to those in the whole set: without the samples 0 and 2, the index 1 becomes 3.
-    left_out = _parse_indices(text_before)
-    beyond_last = max(places) + len(left_out) + 1
-    still_there = np.setdiff1d(np.arange(beyond_last), left_out)
-    left_out += still_there[list(places)].tolist()
-
-    # Replace the old setting. It is searched by its key, because the SPEC may spell its value differently, e.g. with
-    # %2C for a comma.
-    return re.sub(r"(?<=[?&])without=[^&]*", _without_setting(left_out), spec, count=1)
+    setting = f"without={listed}"
+    if "without" not in DataSpec.of_option("", spec).query:
+        return with_setting(spec, setting)
+    return re.sub(r"(?<=[?&])without=[^&]*", setting, spec, count=1)
 
 
 def _parse_indices(text: str) -> list[int]:
     """Return the indices that ``without=`` lists: ``3,7`` gives 3 and 7."""
     return [int(index) for index in text.split(",")]
-
-
-def _without_setting(indices: Iterable[int]) -> str:
-    """Return the setting that leaves out these samples, e.g. ``without=3,7``."""
-    listed = ",".join(map(str, sorted(indices)))
-    return f"without={listed}"
 
 
 def _value_of(key: str, text: str) -> Any:

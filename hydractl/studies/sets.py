@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from hydractl.data.overlap import (
     trained_on_warning,
     without_training_data,
 )
-from hydractl.data.part import DatasetPart, without_places
+from hydractl.data.part import DatasetPart, places_left_out, without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import AUTO, DataSpec
@@ -50,18 +50,19 @@ class FittedSet(GivenSet):
 
     Attributes:
         spec: the SPEC that it was opened by.
-        total: the number of samples of the SPEC.
-        places: the place of each sample among these, [N], rising.
+        left_out: the places of samples that the SPEC leaves out, or that cannot be read. Places count all samples, as
+            the parts of a SPEC do.
+        places: the place of each sample, [N], rising.
     """
 
     spec: DataSpec
-    total: int
+    left_out: set[int]
     places: Sequence[int]
 
-    def spec_of(self, places: Iterable[int]) -> DataSpec:
-        """Return the SPEC of the samples at these places alone."""
-        left_out = set(range(self.total)).difference(places)
-        return DataSpec.of_option(self.spec.option, without_places(self.spec.text, left_out), self.spec.held)
+    def without(self, places: set[int]) -> DataSpec:
+        """Return the SPEC of these samples without those at some places."""
+        text = without_places(self.spec.text, self.left_out | places)
+        return DataSpec.of_option(self.spec.option, text, self.spec.held)
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,14 @@ def _open_sets(request: StudyRequest, source: Source) -> StudySets:
     def fitted(option: str, spec: DataSpec, **how: Any) -> FittedSet:
         """Return a training or validation set without the samples that cannot be read."""
         dataset = opened(spec, **how)
-        skipped = dataset.skipped or {}
-        places = [place for place in range(len(dataset)) if place not in skipped]
-        readable = DatasetPart(dataset, dataset.spec, places) if skipped else dataset
-        return FittedSet(option, readable, spec, len(dataset), places)
+        left_out = places_left_out(spec)
+        places = [place for place in range(len(dataset) + len(left_out)) if place not in left_out]
+        if dataset.skipped:
+            left_out.update(places[index] for index in dataset.skipped)
+            readable = [index for index in range(len(dataset)) if index not in dataset.skipped]
+            dataset = DatasetPart(dataset, dataset.spec, readable)
+            places = [places[index] for index in readable]
+        return FittedSet(option, dataset, spec, left_out, places)
 
     # Open the ID sets: validation and test data, and training data if there are any.
     val = fitted("--val", request.val, labels=labels, need_labels=True)
@@ -340,42 +345,41 @@ def _leave_out_repeats(sets: StudySets, log: Log) -> None:
 
     # Samples of --val that are training samples, too: how many, and an error if they are more than half of it.
     training_digests: Sequence[str] = ()
-    apart_from_train = len(val.dataset)
+    shared_with_train = 0
     if sets.train is not None:
-        remaining, shared = without_training_data(val.dataset, sets.train.dataset)
-        if shared:
-            log.info(left_out_words(remaining, shared))
-        apart_from_train = len(remaining)
+        remaining, shared_with_train = without_training_data(val.dataset, sets.train.dataset)
+        if shared_with_train:
+            log.info(left_out_words(remaining, shared_with_train))
         training_digests = sets.train.dataset.sample_fingerprints()
-        train_spec = sets.train.spec_of(sets.train.places)
+        train_spec = sets.train.without(set())
 
-    # Samples of --val that are in both halves.
-    kept_of_val = _kept_places(val, training_digests)
-    in_both_halves = apart_from_train - len(kept_of_val)
+    # Samples of --val that are in both halves, or in the training data.
+    repeated = _repeated_places(val, training_digests)
+    in_both_halves = len(repeated) - shared_with_train
     if in_both_halves:
         log.info(f"{in_both_halves} samples of --val are in one half of it and again in the other, and left out there")
 
     # What remains must be enough to fit temperatures to, which takes the second half: the samples at odd places.
-    assert val.dataset.labels is not None  # --val needs labels
-    label_at = dict(zip(val.places, val.dataset.labels, strict=True))
-    second_half = np.array([label_at[place] for place in kept_of_val if place % HALVES])
-    check_enough_to_fit(second_half, "the second half of --val")
+    labels = val.dataset.labels
+    assert labels is not None  # --val needs labels
+    second_half = [index for index, place in enumerate(val.places) if place % HALVES and place not in repeated]
+    check_enough_to_fit(labels[second_half], "the second half of --val")
 
     # Samples in both halves of an OOD validation set. A set that is made from --val was not opened, and stays as it is.
     ood_val = []
     for ood_set in request.ood_val:
         given_set = sets.ood_val.get(ood_set.name)
         if given_set is not None:
-            ood_set = ood_set.with_spec(given_set.spec_of(_kept_places(given_set)))
+            ood_set = ood_set.with_spec(given_set.without(_repeated_places(given_set)))
         ood_val.append(ood_set)
-    sets.request = replace(request, val=val.spec_of(kept_of_val), train=train_spec, ood_val=ood_val)
+    sets.request = replace(request, val=val.without(repeated), train=train_spec, ood_val=ood_val)
 
 
-def _kept_places(given_set: FittedSet, elsewhere: Sequence[str] = ()) -> list[int]:
-    """Return the places of the samples that occur nowhere else, and not earlier in the other half.
+def _repeated_places(given_set: FittedSet, elsewhere: Sequence[str] = ()) -> set[int]:
+    """Return the places of samples that also occur earlier, in the other half, or elsewhere; empty without any.
 
     Samples at even places are one half, those at odd places the other. The half of the first occurrence keeps the
-    sample: of the samples a, b, c, a (places 0 to 3) the last one is left out, of a, b, a none is.
+    sample: of the samples a, b, c, a (places 0 to 3) the last one is repeated, of a, b, a none is.
 
     Args:
         given_set: the data set.
@@ -387,20 +391,23 @@ def _kept_places(given_set: FittedSet, elsewhere: Sequence[str] = ()) -> list[in
     # By the digest of each sample met so far the half that keeps it, 0 or 1; -1 for samples that neither half may have.
     neither = -1
     half_that_keeps = dict.fromkeys(elsewhere, neither)
-    kept = []
+    repeated = set()
+    halves_left = set()  # the halves that keep any sample
     for place, digest in zip(given_set.places, given_set.dataset.sample_fingerprints(), strict=True):
         half = place % HALVES
         keeper = half_that_keeps.setdefault(digest, half)  # this half if the digest is new, else that of its first
         if half == keeper:
-            kept.append(place)
-    halves_left = {place % HALVES for place in kept}
+            halves_left.add(half)
+        else:
+            repeated.add(place)
     if len(halves_left) < HALVES:
         flag, _, _ = given_set.option.partition(" ")
+        count = len(given_set.places) - len(repeated)
         raise InputError(
-            f"{given_set.option} is divided into halves, and one of them is empty: it has {len(kept)} samples",
+            f"{given_set.option} is divided into halves, and one of them is empty: it has {count} samples",
             hint=f"give more samples with {flag}",
         )
-    return kept
+    return repeated
 
 
 # --- training data ----------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from PIL import Image
 
 from hydractl.data import open_data
 from hydractl.data.overlap import GivenSet, compare_fitted, compare_sets, left_out_words, without_training_data
-from hydractl.data.part import without_places
+from hydractl.data.part import places_left_out, without_places
 from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import InputError
+from hydractl.expressions.data_sets import DataSpec
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(0, 256, (400, 4, 4), dtype=np.uint8)
@@ -79,10 +80,13 @@ def test_places_are_left_out_of_the_set_that_has_them(tmp_path: Path) -> None:
     shorter = without_places(spec, [3, 7, 8, 9])
     assert shorter.endswith("?without=3,7,8,9")
     assert open_data(shorter).ids == [*whole[:3], *whole[4:7], *whole[10:]]
-    again = without_places(shorter, [0, 3])  # of what is left: 0 and 4
+    assert places_left_out(DataSpec.of_option("--val", shorter)) == {3, 7, 8, 9}
+    assert places_left_out(DataSpec.of_option("--val", spec)) == set()
+    places = [0, 3, 4, 7, 8, 9]
+    again = without_places(shorter, places)
     assert again.endswith("?without=0,3,4,7,8,9")
     spelled = shorter.replace(",", "%2C")
-    assert open_data(without_places(spelled, [0, 3])).ids == open_data(again).ids
+    assert without_places(spelled, places) == again
     first = open_data(f"{again}&part=1/2").ids
     second = open_data(f"{again}&part=2/2").ids
     assert set(first) == {*whole[::2]} - {whole[0], whole[4], whole[8]}

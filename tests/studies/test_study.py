@@ -689,22 +689,24 @@ def test_images_that_cannot_be_read_are_named_before_the_first_step_or_left_out(
 
 
 @pytest.mark.fault(62)
+@pytest.mark.parametrize(("more", "total", "left_out"), [("", 27, "25,26"), ("?without=3", 26, "3,25,26")])
 def test_what_is_in_both_halves_or_in_the_training_data_is_left_out(
-    copy: Path, capsys: pytest.CaptureFixture[str]
+    more: str, total: int, left_out: str, copy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     val, train = np.load("val.npz"), np.load("train.npz")
     # Sample 24 is in the first half as is 0; 25 is in the second, its like in the first; 26 is a training sample.
     again = [val["x"], val["x"][[0, 2]], train["x"][[5]]]
     np.savez("again.npz", x=np.concatenate(again), y=np.concatenate([val["y"], val["y"][[0, 2]], train["y"][[5]]]))
     shutil.rmtree(copy / "runs")
-    options = {**OPTIONS, "--val": "again.npz", "--rows": "single", "--train": "train.npz"}
+    options = {**OPTIONS, "--val": f"again.npz{more}", "--rows": "single", "--train": "train.npz"}
     words = [word for pair in options.items() for word in pair]
-    assert main(["study", "vit.st", *words, "--no-timed", "-o", "runs", "--json"]) == 0
+    assert main(["study", "vit.st", *words, "--dry-run", "-o", "runs", "--json"]) == 0
     out, error = capsys.readouterr()
-    assert "1 of 27 samples of --val is among those of --train, and left out of it" in error
+    assert f"1 of {total} samples of --val is among those of --train, and left out of it" in error
     assert "1 samples of --val are in one half of it and again in the other" in error
     used = {word for step in json.loads(out)["steps"] for word in step if "again.npz" in word}
-    assert "again.npz?without=25,26&part=2/2" in used and all("without=25,26" in word for word in used)
+    assert f"again.npz?without={left_out}&part=2/2" in used
+    assert all(f"without={left_out}" in word for word in used)
 
 
 def test_a_study_that_was_stopped_before_it_had_a_plan_is_begun(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
