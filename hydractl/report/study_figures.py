@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydractl.files.eval_answer import EvalRow
+from hydractl.files.model_records import MeasuredThreshold
 from hydractl.files.results import Record
 from hydractl.files.study_answer import AnyRowRecord, Purpose, StudyAnswer, StudyRowRecord
 from hydractl.report.eval_tables import (
@@ -65,7 +66,8 @@ _FIGURES: Mapping[str, str] = {
     "FPR95": "false alarms: share of ID samples flagged where 95 % of the OOD samples are",
     "NLL": "negative log likelihood: how little probability the true class gets; lower is better",
     "ECE": "how far confidence is from accuracy; lower is better",
-    "mult-adds": "multiplications with additions of one sample in the model; ratio: over the single model's",
+    "mult-adds": "multiplications with additions of one sample in the model, without its OOD score; ratio: over the "
+    "single model's",
 }
 
 
@@ -115,15 +117,15 @@ def _threshold_lines(study: StudyAnswer) -> list[list[Cell]]:
     Each has a title, the share with the single model as it is, that with ``best.st``, and an empty cell. Both have a
     threshold of their own, set by the same rule. Empty where none was measured.
     """
-    thresholds = [study.baseline_threshold, study.use.threshold]
     shares_of_id = []
     shares_of_ood = []
-    for threshold in thresholds:
-        if threshold is None or threshold.id_flagged is None:
+    for threshold in (study.baseline_threshold, study.use.threshold):
+        shares = list(_shares_flagged(threshold).values())
+        if len(shares) < 2:
             return []
-        shares = [share for share in (threshold.ood_flagged or {}).values() if share is not None]
-        shares_of_id.append(threshold.id_flagged)
-        shares_of_ood.append(sum(shares) / len(shares))
+        of_id, *of_ood_sets = shares
+        shares_of_id.append(of_id)
+        shares_of_ood.append(sum(of_ood_sets) / len(of_ood_sets))
     lines = []
     for title, (before, after) in {"flagged of ID": shares_of_id, "flagged of OOD": shares_of_ood}.items():
         lines.append([Cell(title), Cell(number(before, DIGITS)), Cell(number(after, DIGITS)), Cell("")])
@@ -167,14 +169,29 @@ def _flagged(study: StudyAnswer) -> list[str]:
     threshold = study.use.threshold
     if threshold is None or threshold.id_flagged is None:
         return []
-    shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
-    listed = [f"{percent(share)} of {name}" for name, share in shares.items() if share is not None]
+    shares = _shares_flagged(threshold)
+    now = _shares_flagged(study.baseline_threshold)
+    listed = []
+    for name, share in shares.items():
+        by_msp = f" ({percent(now[name])} by MSP)" if name in now else ""
+        listed.append(f"{percent(share)} of {name}{by_msp}")
     count = "" if study.choice.n is None else f"{study.choice.n:,} "
     return [
-        f"The threshold of best.st flags {', '.join(listed)}. It was set to {threshold.rule}, a share of {count}ID "
-        "samples of --val: the fewer they are, the more the share of other samples differs by chance. False alarms "
-        "(FPR95) are those of other thresholds, which find 95 % of OOD."
+        f"best.st, this model with its score and a threshold, flags {', '.join(listed)}. A threshold was set to "
+        f"{threshold.rule}, a share of {count}ID samples of --val: the fewer they are, the more the share of other "
+        "samples differs by chance. False alarms (FPR95) are those of other thresholds, which find 95 % of OOD."
     ]
+
+
+def _shares_flagged(threshold: MeasuredThreshold | None) -> dict[str, float]:
+    """Return the share of ID samples and of each OOD set that a threshold flags, as far as they were measured.
+
+    By the name of the set, "ID samples" first; empty without a threshold.
+    """
+    if threshold is None:
+        return {}
+    shares = {"ID samples": threshold.id_flagged, **(threshold.ood_flagged or {})}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 def _how_sure(study: StudyAnswer) -> str:

@@ -22,13 +22,16 @@ OFTEN = 0.2
 """If more than this share of the resamples lead to another choice, the choice is called doubtful."""
 
 
-def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | None = None) -> list[str]:
+def of_blind_sets(
+    telling: Sequence[str], blind: Sequence[str], *, made: Sequence[str] = (), searched: str | None = None
+) -> list[str]:
     """Return sentences on the OOD validation sets that had no vote, and on those that decided; empty if all had one.
 
     A set has a vote if an OOD score of the single model separates it from the ID samples.
 
     Args:
         telling, blind: the names of the sets with and without a vote.
+        made: the names of sets that were made of the ID validation data, which the sentences say.
         searched: the name of the set that heads were searched on; None if no row has a circuit.
     """
     if not blind:
@@ -36,7 +39,8 @@ def of_blind_sets(telling: Sequence[str], blind: Sequence[str], searched: str | 
     # If other sets had a vote, the choice was made by those.
     consequence = f"{' and '.join(telling)} decided" if telling else "nothing could be chosen"
     reason = f"no score of the single model tells them from ID data with an AUROC whose interval lies above {BLIND:g}"
-    sentences = [f"OOD validation data without a vote: {', '.join(blind)}, as {reason}; {consequence}."]
+    named = [f"{name} (made of --val)" if name in made else name for name in blind]
+    sentences = [f"OOD validation data without a vote: {', '.join(named)}, as {reason}; {consequence}."]
     if searched in blind:  # never if it is None
         sentences.append(
             f"Heads were searched on {searched} all the same, so the models of circuits say nothing of what a search "
@@ -124,7 +128,7 @@ def of_stability(stability: StabilityRecord) -> list[str]:
     changed_shares = {"model": 1 - stability.row, "score": 1 - stability.score}
     for what, share in changed_shares.items():
         if share > OFTEN:
-            changes.append(f"{100 * share:.0f} % choose another {what}")
+            changes.append(f"another {what} in {100 * share:.0f} % of cases")
     if not changes:
         return []
 
@@ -134,7 +138,7 @@ def of_stability(stability: StabilityRecord) -> list[str]:
         is_small = abs(stability.difference) < AUROC_MARGIN
         if is_small and changed_shares["model"] <= OFTEN:
             return []
-        side = "lower" if stability.difference < 0 else "higher"
+        side = "less" if stability.difference < 0 else "more"
         size = number(abs(stability.difference))
-        consequence = f"; the mean OOD AUROC of what they choose instead is {size} {side} there, on average"
-    return [f"Not certain: of resamples of the validation data {' and '.join(changes)}{consequence}."]
+        consequence = f", on average for {size} {side} of mean OOD AUROC on these data"
+    return [f"Not certain: other draws of the validation data would have chosen {' and '.join(changes)}{consequence}."]

@@ -385,7 +385,9 @@ class Decision:
             return f"{better.row} is better ({self._gain(better, candidate).value:+.4f})"
         price = "as much" if candidate.price == chosen.price else "less"
         gain = f"{self._gain(candidate, chosen).value:+.4f}"
-        return f"its gain over {chosen.row}, which costs {price}, is {gain}, not for certain above {AUROC_MARGIN:g}"
+        return (
+            f"its gain over {chosen.row}, which costs {price}, is {gain} there, not for certain above {AUROC_MARGIN:g}"
+        )
 
     @cached_property
     def stability(self) -> StabilityRecord:

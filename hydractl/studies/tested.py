@@ -225,7 +225,9 @@ class Tested(Chosen):
             has_circuits = any(step.verb == "extract-circuit" for step in self.plan.steps)
             first_set = self.choice.sets[0]  # a search takes the first OOD validation set
             searched = first_set if has_circuits else None
-            sentences += doubts.of_blind_sets(self.choice.telling, self.choice.blind, searched)
+            made_of_val = self.plan.request.made_of_val.text
+            made = [given.name for given in self.plan.request.choosing_sets() if given.spec.text == made_of_val]
+            sentences += doubts.of_blind_sets(self.choice.telling, self.choice.blind, made=made, searched=searched)
 
         # OOD test samples that are made of the ID test data.
         if not self.plan.request.has_ood:

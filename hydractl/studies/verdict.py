@@ -302,7 +302,7 @@ def record_of_other(
         used: that rung.
         why_not: why validation data, which alone choose, did not choose it; empty of the choice, which was left.
     """
-    reason = f"Validation data alone choose, and there it was not taken: {why_not}."
+    reason = f"Not chosen on validation data, which alone decide: {why_not}."
     if not why_not:
         reason = (
             "Validation data chose it, but the test data do not show that it is better by more than "
@@ -321,6 +321,12 @@ def single_with(score: str) -> str:
     if score == REFERENCE:
         return "the single model with MSP"
     return f"the single model with {score}"
+
+
+def _explained_single(score: str) -> str:
+    """Return the name of the single model with a score in the first sentence, which says what both are."""
+    named_score = "MSP" if score == REFERENCE else f"the OOD score {score}"
+    return f"the single model, yours as it is, with {named_score}"
 
 
 def name_of(rung: Rung) -> str:
@@ -375,7 +381,7 @@ def _blind_sentence(facts: Facts) -> str:
     reason, other = "the OOD validation data cannot tell which model or score is better", " other"
     if not facts.has_ood_val:
         reason, other = "no OOD validation data were given", ""
-    name = name_of(facts.rung)
+    name = _explained_single(facts.rung.score)
     if facts.rung.score == REFERENCE:
         return f"Use {name}, or give{other} OOD validation data: {reason}, so nothing was chosen."
     return (
@@ -412,20 +418,21 @@ def _single_sentence(facts: Facts, answer: str) -> str:
 
     The second, if the study made other models and validation data chose none of them, says that none is worth its cost.
     """
-    sentence = f"Use {name_of(facts.rung)}."
+    name = _explained_single(facts.rung.score)
+    sentence = f"Use {name}."
     if answer == SCORE_HELPS:
-        sentence = f"Use {name_of(facts.rung)}: {_gain_of_score(facts)}."
+        sentence = f"Use {name}: {_gain_of_score(facts)}."
     elif answer == SCORE_UNCLEAR:
         unclear = f"which of them is better the test data cannot tell: {_detection(facts.to_next)}"
-        sentence = f"Use {name_of(facts.rung)} or MSP: {unclear}."
+        sentence = f"Use {name} or MSP: {unclear}."
     elif not facts.left:
-        sentence = f"Use {name_of(facts.rung)}: on validation data no other score beats it without harm."
+        sentence = f"Use {name}: on validation data no other score beats it without harm."
     other_was_chosen = any(rung.row != SINGLE for rung, _ in facts.left)
     if other_was_chosen or not facts.has_other_rows:
         return sentence
     return (
         f"{sentence} No other model is worth its cost: on validation data none gains more than {AUROC_MARGIN:g} of "
-        "AUROC for certain and without harm."
+        "AUROC for certain without harm to accuracy, NLL or an OOD set."
     )
 
 

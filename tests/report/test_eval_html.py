@@ -246,13 +246,17 @@ def test_what_is_flagged_and_how_sure_it_is_come_with_their_numbers_of_samples(d
     updated = {
         "use": study.use.model_copy(update={"threshold": threshold}),
         "choice": study.choice.model_copy(update={"n": 150}),
+        "baseline_threshold": MeasuredThreshold(id_flagged=0.089, ood_flagged={"letters": 0.125}),
     }
     *_, flagged, how_sure = in_brief(study.model_copy(update=updated))
     assert flagged == (
-        "The threshold of best.st flags 2.8 % of ID samples, 50.0 % of letters. It was set to id:0.05, a share of 150 "
-        "ID samples of --val: the fewer they are, the more the share of other samples differs by chance. False alarms "
-        "(FPR95) are those of other thresholds, which find 95 % of OOD."
+        "best.st, this model with its score and a threshold, flags 2.8 % of ID samples (8.9 % by MSP), 50.0 % of "
+        "letters (12.5 % by MSP). A threshold was set to id:0.05, a share of 150 ID samples of --val: the fewer they "
+        "are, the more the share of other samples differs by chance. False alarms (FPR95) are those of other "
+        "thresholds, which find 95 % of OOD."
     )
+    del updated["baseline_threshold"]
+    assert "flags 2.8 % of ID samples, 50.0 % of letters. A" in in_brief(study.model_copy(update=updated))[-2]
     assert how_sure == (
         "How sure: tested on 200 of ID, 100 of letters, 110 of photos, 120 of noise. Resampled validation data (150 of "
         "ID) choose the same model in 100 % of cases, the same score in 100 %. -"

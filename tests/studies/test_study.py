@@ -331,7 +331,9 @@ def test_terminal_report_and_documents_show_the_same_figures(made: Path) -> None
     if above[0]["common"]["ood_avg"]["auroc"] > used_auroc:
         named = verdict["highest"]
         assert named["row"] == above[0]["name"] and named["line"].startswith("Highest of all models is ")
-    flags = f"The threshold of best.st flags {100 * best['threshold']['id_flagged']:.1f} % of ID samples, "
+    flags = (
+        f"this model with its score and a threshold, flags {100 * best['threshold']['id_flagged']:.1f} % of ID samples "
+    )
     assert flags in page and flags in " ".join(words)
     for row in [document["baseline"], *(row["test"] for row in document["rows"])]:
         for figure in (row["id"]["nll"], row["id"]["accuracy"], row["ood_avg"]["auroc"], row["ood_avg"]["fpr95"]):

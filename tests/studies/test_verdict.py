@@ -217,10 +217,25 @@ def test_the_ladder_has_each_rung_once() -> None:
 @pytest.mark.parametrize(
     ("rungs", "steps", "answer", "begins"),
     [
-        ([OWN, MSP], [BETTER], "score helps", "Use the single model with vim: mean OOD AUROC +0.0300"),
-        ([OWN, MSP], [UNCLEAR], "score unclear", "Use the single model with vim or MSP: which of them is better"),
-        ([OWN, MSP], [SAME], "nothing helps", "Use the single model with MSP."),
-        ([MSP], [], "nothing helps", "Use the single model with MSP: on validation data no other score beats it"),
+        (
+            [OWN, MSP],
+            [BETTER],
+            "score helps",
+            "Use the single model, yours as it is, with the OOD score vim: mean OOD AUROC +0.0300",
+        ),
+        (
+            [OWN, MSP],
+            [UNCLEAR],
+            "score unclear",
+            "Use the single model, yours as it is, with the OOD score vim or MSP: which of them is better",
+        ),
+        ([OWN, MSP], [SAME], "nothing helps", "Use the single model, yours as it is, with MSP."),
+        (
+            [MSP],
+            [],
+            "nothing helps",
+            "Use the single model, yours as it is, with MSP: on validation data no other score beats it",
+        ),
     ],
 )
 def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure], answer: str, begins: str) -> None:
@@ -230,10 +245,10 @@ def test_where_nothing_pruned_was_chosen(rungs: list[Rung], steps: list[Figure],
 
 
 NO_OTHER = (
-    "No other model is worth its cost: on validation data none gains more than 0.01 of AUROC for certain and without "
-    "harm."
+    "No other model is worth its cost: on validation data none gains more than 0.01 of AUROC for certain without harm "
+    "to accuracy, NLL or an OOD set."
 )
-WHY_NOT = "its gain over single, which costs less, is +0.0098, not for certain above 0.01"
+WHY_NOT = "its gain over single, which costs less, is +0.0098 there, not for certain above 0.01"
 
 
 def next_best(auroc: Figure, fpr95: Figure | None = None, used: Rung = OWN) -> NextBestRecord:
@@ -248,18 +263,18 @@ def test_the_next_best_is_named_with_its_price_and_both_figures() -> None:
     other = next_best((0.009, (0.004, 0.014)), (-0.03, (-0.045, -0.012)))
     tested = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], next_best=other)
     said = lines(tested)
-    assert said[0].startswith("Use the single model with vim: ")
+    assert said[0].startswith("Use the single model, yours as it is, with the OOD score vim: ")
     assert said[0].endswith(f" against the model as it is, with MSP, at the same mult-adds. {NO_OTHER}")
     assert said[1] == (
         "Next best on validation data is whole-avg@4 with vim, at 1.14 times the mult-adds: on the test data mean OOD "
         "AUROC +0.0090 (+0.0040 to +0.0140), mean FPR95 -0.0300 (-0.0450 to -0.0120) against the single model with vim."
-        f" Validation data alone choose, and there it was not taken: {WHY_NOT}."
+        f" Not chosen on validation data, which alone decide: {WHY_NOT}."
     )
     pruned = lines(facts_of([BETTER, BETTER], {"msp": BETTER}, next_best=next_best(SAME, used=CHOICE)))
     assert pruned[0].startswith(
         "Use whole-avg@2 with gen, at 1.14 times the mult-adds: it detects OOD samples better than"
     )
-    assert "against whole-avg@2 with gen. Validation data alone choose" in pruned[1]
+    assert "against whole-avg@2 with gen. Not chosen on validation data" in pruned[1]
 
 
 def test_the_choice_that_was_left_is_said_to_be_the_choice_where_it_is_highest() -> None:
@@ -275,8 +290,8 @@ def test_the_headline_carries_the_doubt(rungs: list[Rung]) -> None:
     (doubt,) = doubts.of_stability(StabilityRecord(row=0.46, score=0.9, difference=0.002))
     sure, unsure = (facts_of([BETTER] * (len(rungs) - 1), {"msp": BETTER}, rungs, uncertain=x) for x in ("", doubt))
     assert lines(unsure)[0].endswith(
-        ". Not certain: of resamples of the validation data 54 % choose another model; the mean OOD AUROC of what they "
-        "choose instead is 0.0020 higher there, on average."
+        ". Not certain: other draws of the validation data would have chosen another model in 54 % of cases, on "
+        "average for 0.0020 more of mean OOD AUROC on these data."
     )
     assert "Not certain" not in " ".join(lines(sure))
     is_single = rungs[0] == OWN
@@ -288,7 +303,9 @@ def test_fpr95_stands_beside_auroc_in_the_answer() -> None:
     figures = f"{finding(BETTER)}, mean FPR95 -0.1000 (-0.2500 to +0.0600)"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP])
     score = replace(score, against_baseline={AUROC: finding(BETTER), **fpr95})
-    assert lines(score)[0].startswith(f"Use the single model with vim: {figures} against the model as it is, with MSP")
+    assert lines(score)[0].startswith(
+        f"Use the single model, yours as it is, with the OOD score vim: {figures} against the model as it is, with MSP"
+    )
     row = facts_of([BETTER, BETTER], {"msp": BETTER})
     assert figures in lines(replace(row, against_nearest={**row.against_nearest, **fpr95}))[0]
     left = facts_of([SAME, BETTER], {"msp": BETTER})
@@ -300,7 +317,10 @@ def test_the_headline_says_plainly_how_false_alarms_change_where_they_do() -> No
     fewer = {AUROC: finding(BETTER), FPR95: finding((-0.262, (-0.33, -0.2)), FPR95)}
     plain = "false alarms fall from 34.7 % to 8.5 % of normal (ID) samples, at thresholds that find 95 % of OOD"
     score = facts_of([BETTER], {"msp": BETTER}, [OWN, MSP], against_baseline=fewer, false_alarms=(0.347, 0.085))
-    assert lines(score)[0] == f"Use the single model with vim: {plain}, at the same mult-adds. {NO_OTHER}"
+    assert (
+        lines(score)[0]
+        == f"Use the single model, yours as it is, with the OOD score vim: {plain}, at the same mult-adds. {NO_OTHER}"
+    )
     unsure = {AUROC: finding(BETTER), FPR95: finding((-0.02, (-0.07, 0.03)), FPR95)}
     assert "false alarms" not in " ".join(lines(replace(score, against_baseline=unsure)))
 
@@ -326,7 +346,9 @@ def test_the_headline_has_the_differences_of_the_table_below_it() -> None:
 def test_blind_validation_data_choose_nothing() -> None:
     tested = facts_of([], {}, [MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
-    assert lines(tested)[0].startswith("Use the single model with MSP, or give other OOD validation data: the OOD")
+    assert lines(tested)[0].startswith(
+        "Use the single model, yours as it is, with MSP, or give other OOD validation data: the OOD"
+    )
     assert lines(tested)[-1] == "Blind."
 
 
@@ -337,9 +359,9 @@ def test_without_a_set_that_tells_the_score_is_taken_blind_and_said_so() -> None
     tested = facts_of([BETTER], {"msp": BETTER}, [BLIND, MSP], has_vote=False, doubts=["Blind."])
     assert answer_of(tested) == "cannot choose"
     assert lines(tested)[0] == (
-        f"Use the single model with hedge: on the test data {finding(BETTER)} against the model as it is, with MSP, at "
-        "the same mult-adds. The score, a sum of several, was taken blind: the OOD validation data cannot tell which "
-        "model or score is better."
+        "Use the single model, yours as it is, with the OOD score hedge: on the test data "
+        f"{finding(BETTER)} against the model as it is, with MSP, at the same mult-adds. The score, a sum of several, "
+        "was taken blind: the OOD validation data cannot tell which model or score is better."
     )
     bare = lines(replace(tested, has_ood_val=False))
     assert bare[0].endswith("was taken blind: no OOD validation data were given.")
@@ -349,8 +371,8 @@ def test_a_score_taken_blind_that_is_no_better_on_the_test_data_is_left() -> Non
     tested = facts_of([SAME], {"msp": BETTER}, [BLIND, MSP], has_vote=False, has_ood_val=False)
     said = lines(tested)
     assert said[0] == (
-        "Use the single model with MSP, or give OOD validation data: no OOD validation data were given, so nothing was "
-        "chosen."
+        "Use the single model, yours as it is, with MSP, or give OOD validation data: no OOD validation data were "
+        "given, so nothing was chosen."
     )
     assert said[1] == (
         "Not the single model with hedge, taken blind: it is no better on the test data than the single model with "
@@ -380,7 +402,8 @@ def test_blind_sets_are_named() -> None:
         "OOD validation data without a vote: b, as no score of the single model tells them from ID data with an AUROC "
         "whose interval lies above 0.6; a and c decided."
     ]
-    assert doubts.of_blind_sets([], ["a", "b"])[0].endswith("above 0.6; nothing could be chosen.")
+    (line,) = doubts.of_blind_sets([], ["a", "auto"], made=["auto"])
+    assert "a, auto (made of --val), as no" in line and line.endswith("above 0.6; nothing could be chosen.")
 
 
 def test_a_limit_that_the_sample_cannot_tell_about_is_said() -> None:
@@ -425,10 +448,10 @@ def test_a_temperature_below_1_that_spoils_the_nll_is_said() -> None:
 def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.8, score=0.8)) == []
     assert doubts.of_stability(StabilityRecord(row=0.66, score=1.0)) == [
-        "Not certain: of resamples of the validation data 34 % choose another model."
+        "Not certain: other draws of the validation data would have chosen another model in 34 % of cases."
     ]
     assert (
-        "34 % choose another model and 50 % choose another score"
+        "another model in 34 % of cases and another score in 50 % of cases"
         in doubts.of_stability(StabilityRecord(row=0.66, score=0.5))[0]
     )
 
@@ -436,7 +459,7 @@ def test_a_choice_that_resamples_often_change_is_said_row_and_score_apart() -> N
 def test_another_score_that_costs_next_to_nothing_is_no_doubt() -> None:
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.004)) == []
     assert doubts.of_stability(StabilityRecord(row=0.9, score=0.3, difference=-0.014)) == [
-        "Not certain: of resamples of the validation data 70 % choose another score; the mean OOD AUROC of what they "
-        "choose instead is 0.0140 lower there, on average."
+        "Not certain: other draws of the validation data would have chosen another score in 70 % of cases, on average "
+        "for 0.0140 less of mean OOD AUROC on these data."
     ]
-    assert "is 0.0040 higher there" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
+    assert "for 0.0040 more of" in doubts.of_stability(StabilityRecord(row=0.7, score=0.3, difference=0.004))[0]
