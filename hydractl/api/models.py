@@ -27,7 +27,6 @@ from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provena
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import CHECKPOINT_SCHEMA
 from hydractl.files.temporary import Folder
-from hydractl.files.verb_answers import InfoAnswer
 from hydractl.model.laplace import KEY
 from hydractl.model.loading import load_source
 from hydractl.model.runtime import HydraModel
@@ -35,7 +34,7 @@ from hydractl.model.source import ModelOptions, Source, digest_of, open_source, 
 from hydractl.model.stored import check_finite_weights
 from hydractl.options.call import name_for_weights
 from hydractl.options.wording import in_python
-from hydractl.verbs.info import with_model
+from hydractl.verbs.info import described, model_facts
 from hydractl.verbs.outcome import Outcome
 
 
@@ -106,8 +105,7 @@ class Model:
         """Show the table of the function that made the model, or the facts in its header."""
         if self.result is not None:
             return self.result._repr_html_()
-        about = InfoAnswer(file=self.name, holds=CHECKPOINT_SCHEMA)
-        return with_model(about, self.description)._repr_html_()
+        return described(self.name, CHECKPOINT_SCHEMA, model_facts(self.description))._repr_html_()
 
 
 ModelLike: TypeAlias = Union[Model, HydraModel, nn.Module, str, "os.PathLike[str]"]

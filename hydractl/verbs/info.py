@@ -57,6 +57,18 @@ def describe(path: str | Path) -> InfoAnswer:
     return _describe_tensors(path, read_header(path))
 
 
+def described(file: str | Path, holds: Any, facts: Mapping[str, object]) -> InfoAnswer:
+    """Return the answer about a file.
+
+    Args:
+        file: its name.
+        holds: the schema of what is in it, or what else it is.
+        facts: what is shown of it, in this order, by the fields of the answer; those that are None are left out.
+    """
+    known = {key: value for key, value in facts.items() if value is not None}
+    return InfoAnswer.partly(**{"file": str(file), "holds": holds, **known})
+
+
 def _describe_published(path: Path) -> InfoAnswer:
     """Return what a published model holds: a folder of its library, or a state dict of torch (``.pth``).
 
@@ -67,24 +79,16 @@ def _describe_published(path: Path) -> InfoAnswer:
 
     if path.is_dir():
         source = open_source(str(path), ModelOptions(bodies=True))
-        holds = f"a folder of {source.description.family}"
-        info = InfoAnswer(file=str(path), holds=holds)
-        return with_model(info, source.description)
+        return described(path, f"a folder of {source.description.family}", model_facts(source.description))
 
     # A state dict, whose tensors may lie in an entry of the file.
     tensors = StateDict(path)
-    holds = "a state dict"
-    if tensors.entry is not None:
-        holds = f"a state dict, its entry {tensors.entry}"
-    return InfoAnswer(
-        file=str(path),
-        holds=holds,
-        **_tensor_facts(path, [tensors.info(name) for name in tensors.names()]),
-        note=f"does not describe itself; {arch_hint(tensors)}",
-    )
+    holds = "a state dict" if tensors.entry is None else f"a state dict, its entry {tensors.entry}"
+    facts = _tensor_facts(path, [tensors.info(name) for name in tensors.names()])
+    return described(path, holds, {**facts, "note": f"does not describe itself; {arch_hint(tensors)}"})
 
 
-def _tensor_facts(path: Path, infos: Sequence[TensorInfo]) -> dict[str, Any]:
+def _tensor_facts(path: Path, infos: Sequence[TensorInfo]) -> dict[str, object]:
     """Return the size of a file, and what tensors are in it."""
     return {
         "bytes": path.stat().st_size,
@@ -94,7 +98,7 @@ def _tensor_facts(path: Path, infos: Sequence[TensorInfo]) -> dict[str, Any]:
     }
 
 
-_TOLD_OF_ARTEFACT = ("arch", "objective", "algorithm", "method", "budget")
+_TOLD_OF_ARTEFACT = ("source", "arch", "objective", "algorithm", "method", "budget")
 """The entries of a JSON artefact that are shown unchanged."""
 
 
@@ -102,7 +106,7 @@ def _describe_json(path: Path, content: bytes) -> InfoAnswer:
     """Return what a JSON file that hydractl wrote holds; which of it is shown depends on its schema.
 
     ======================  =================================================================
-    any                     the entries of :data:`_TOLD_OF_ARTEFACT`, and ``source``
+    any                     the entries of :data:`_TOLD_OF_ARTEFACT`
     mask                    the heads that are kept, too
     circuit                 the same, and the number of removals (steps)
     answer of eval, bench   the names of its rows
@@ -113,45 +117,31 @@ def _describe_json(path: Path, content: bytes) -> InfoAnswer:
     """
     # The schema, which every document of hydractl names.
     document = parse_json(content, str(path))
-    schema = None
-    if isinstance(document, dict):
-        schema = document.get("schema")
+    schema = document.get("schema") if isinstance(document, dict) else None
     if not isinstance(schema, str) or not schema.startswith("hydractl."):
         raise InputError(f"{path} is JSON, but not of hydractl (schema {shown(schema)})")
 
-    told = {key: document.get(key) for key in _TOLD_OF_ARTEFACT}
-    info = InfoAnswer(file=str(path), holds=schema, source=document.get("source"), **_known(told))
-    # Masks and circuits: the heads that are kept.
+    facts = {key: document.get(key) for key in _TOLD_OF_ARTEFACT}
     if schema == MaskRecord.form():
-        return _with_heads(info, MaskRecord.checked(document, f"{path} is no mask").head_map)
-    if schema == CircuitAnswer.form():
+        facts |= _head_facts(MaskRecord.checked(document, f"{path} is no mask").head_map)
+    elif schema == CircuitAnswer.form():
         circuit = CircuitHeads.checked(document, f"{path} is no circuit")
-        with_steps = info.model_copy(update={"steps": len(circuit.removed)})
-        return _with_heads(with_steps, circuit.head_map)
-    # Answers of eval ("models") and bench ("results"): the names of the rows.
-    if schema in ("hydractl.eval/2", "hydractl.bench/1"):
-        rows = document.get("models", document.get("results"))
+        facts |= {"steps": len(circuit.removed), **_head_facts(circuit.head_map)}
+    elif schema in ("hydractl.eval/2", "hydractl.bench/1"):
+        rows = document.get("models", document.get("results"))  # of eval, and of bench
         if not isinstance(rows, list):
             raise InputError(f"{path} has no list of rows, as every {schema} has")
         # In a broken file names may be values of any type.
-        names = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
-        return info.model_copy(update={"rows": names})
-    return info
+        facts["rows"] = [row.get("name", row.get("model")) for row in rows if isinstance(row, dict)]
+    return described(path, schema, facts)
 
 
-def _known(facts: Mapping[str, object]) -> dict[str, Any]:
-    """Return the facts that are not None."""
-    return {key: value for key, value in facts.items() if value is not None}
-
-
-def _with_heads(info: InfoAnswer, sites: Sequence[KeptSite]) -> InfoAnswer:
-    """Add the heads of all sites (attention modules) to the answer, or a note if they are too many to be shown."""
-    heads = 0
-    for site in sites:
-        heads += site.heads or 0
+def _head_facts(sites: Sequence[KeptSite]) -> dict[str, object]:
+    """Return the heads of all sites (attention modules), or a note if they are too many to be shown."""
+    heads = sum(site.heads or 0 for site in sites)
     if heads > MOST_HEADS_OF_ALL:
-        return info.model_copy(update={"note": f"{heads} heads, too many to be shown"})
-    return info.model_copy(update={"head_maps": [sites]})
+        return {"note": f"{heads} heads, too many to be shown"}
+    return {"head_maps": [sites]}
 
 
 def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
@@ -167,43 +157,29 @@ def _describe_tensors(path: Path, header: Header) -> InfoAnswer:
     any other              the model that the file describes
     =====================  ==============================================
     """
-    # The size of the file, and its weights.
-    weights = []
-    for name, tensor in header.tensors.items():
-        if not name.startswith(BESIDE):
-            weights.append(tensor)
+    weights = [tensor for name, tensor in header.tensors.items() if not name.startswith(BESIDE)]
+    facts = _tensor_facts(path, weights)
     description = header.description
-    schema = None
-    if description is not None:
-        schema = description.get("schema")
-    info = InfoAnswer(
-        file=str(path),
-        holds="safetensors" if description is None else schema,
-        **_tensor_facts(path, weights),
-    )
-
-    # What the schema decides.
     if description is None:
         from hydractl.model.source import arch_hint
 
-        return info.model_copy(update={"note": f"does not describe itself; {arch_hint(FileTensors(path))}"})
+        note = f"does not describe itself; {arch_hint(FileTensors(path))}"
+        return described(path, "safetensors", {**facts, "note": note})
+    schema = description.get("schema")
     if str(schema).startswith("hydractl.predictions/"):
-        return info.model_copy(update=_known(_prediction_facts(path)))
-    if schema == TRAINING_SCHEMA:
-        unfinished = UnfinishedRecord.checked(description, f"{path} is no unfinished training")
-        return info.model_copy(update=_known(unfinished.facts()))
-    return with_model(info, Description.from_json(description, str(path)))
+        facts |= _prediction_facts(path)
+    elif schema == TRAINING_SCHEMA:
+        facts |= UnfinishedRecord.checked(description, f"{path} is no unfinished training").facts()
+    else:
+        facts |= model_facts(Description.from_json(description, str(path)))
+    return described(path, schema, facts)
 
 
-def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
-    """Return the answer about a file, with what the description of the model in it says.
+def model_facts(description: Description) -> dict[str, object]:
+    """Return what is shown of a model, from the description in the header of its file.
 
     That is the facts about the model, the results that are stored with it, the samples it has seen, its trainings, its
-    provenance, and the heads that its members keep.
-
-    Args:
-        info: the answer so far, which names the file.
-        description: the description of the model, from the header of the file.
+    provenance, and the heads that its members keep. A fact that is not known is None.
     """
     # The heads that each member keeps at each site (attention layer).
     masks = description.masks
@@ -215,11 +191,11 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         head_maps.append(sites)
 
     # One member has one map; of several it is said, too, how far each two overlap, unless that takes too long.
-    drawn: dict[str, object] = {"source": dict(description.provenance), "head_maps": head_maps}
+    overlap = None
     note = None
     if len(masks) > 1:
-        drawn["overlap"] = _overlaps(masks)
-        if drawn["overlap"] is None:
+        overlap = _overlaps(masks)
+        if overlap is None:
             note = f"{len(head_maps)} members of many heads, too many to be compared"
 
     # Its trainings; for a fused model each line names the member.
@@ -234,7 +210,10 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
     seen = [f"{entry['n']} samples ({entry['as']}) by {entry['by']}" for entry in description.seen]
 
     # As JSON has it: lists in place of tuples, and no text of a vocabulary.
-    facts = {
+    return {
+        "source": dict(description.provenance),
+        "head_maps": head_maps,
+        "overlap": overlap,
         "kind": description.kind,
         "family": f"{description.family} {description.family_version}",
         "arch": description.arch,
@@ -246,9 +225,9 @@ def with_model(info: InfoAnswer, description: Description) -> InfoAnswer:
         "note": note,
         "seen": seen or None,
         "training": trainings or None,
+        # Results of whatever made it.
+        **{key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)},
     }
-    results = {key: dict(value) for key, value in description.extra.items() if isinstance(value, dict)}
-    return info.model_copy(update={**drawn, **_known(facts), **results})
 
 
 def _prediction_facts(path: Path) -> dict[str, object]:
@@ -287,9 +266,8 @@ def _preprocess_without_vocabulary(preprocess: Mapping[str, object]) -> dict[str
 
     The text stands under ``tokenizer``, ``json``; without it the preprocessing is returned as it is.
     """
-    readable = dict(preprocess)
     tokenizer = preprocess.get("tokenizer")
-    if isinstance(tokenizer, dict) and isinstance(tokenizer.get("json"), str):
-        characters = len(tokenizer["json"])
-        readable["tokenizer"] = {**tokenizer, "json": f"{characters} characters"}
-    return readable
+    if not isinstance(tokenizer, dict) or not isinstance(tokenizer.get("json"), str):
+        return dict(preprocess)
+    characters = len(tokenizer["json"])
+    return {**preprocess, "tokenizer": {**tokenizer, "json": f"{characters} characters"}}
