@@ -102,28 +102,36 @@ def _check_data(answers: Answers, over: str) -> None:
         InputError: two answers do not belong together, or one holds means already, but those over seeds have a mean
             over data sets.
     """
-    first, *_ = answers
-    names = ["id"] if over == "data" else list(dict.fromkeys(["id", *_set_names(answers)]))
-    path_by_set: dict[tuple[str, str], str] = {}  # the first answer that has a test set, by its name and fingerprint
+    first = next(iter(answers))
+    names_in_first = answers[first].names
+    sets_of_first = _fingerprints(answers[first])
+    path_by_id_data: dict[str | None, str] = {}  # the first answer on an ID set, by the fingerprint of the set
     for path, answer in answers.items():
         if answer.over is not None and (over, answer.over) != ("data", "seed"):
             raise InputError(f"{path} holds means over runs already", hint="give the answers that it was made from")
-        for name in names:
-            data = answer.test.get(name)
-            if data is None or data.fingerprint is None:
-                hint = "measure all answers on the same test sets"
-                raise InputError(f"{path} has no fingerprint of the test set {name}", hint=hint)
-            path_of_set = path_by_set.setdefault((name, data.fingerprint), path)
-            if over == "seed" and path_of_set != first:
-                hint = "of other data sets, take means with --over data"
-                raise InputError(f"the test set {name} of {path} is not that of {first}", hint=hint)
-            if over == "data" and path_of_set != path:
-                hint = "of several seeds, take means with --over seed"
-                raise InputError(f"{path} and {path_of_set} have the same ID data", hint=hint)
-        names_in_first = answers[first].names
-        if over == "data" and set(answer.names) != set(names_in_first):
+        sets = _fingerprints(answer)
+        if None in sets.values():
+            raise InputError(
+                f"{path} has a test set without a fingerprint", hint="measure all answers on the same sets"
+            )
+        if over == "seed":
+            others = [name for name in {**sets_of_first, **sets} if sets.get(name) != sets_of_first.get(name)]
+            if others:
+                hint = "measure all answers on the same test sets; of other data sets, take means with --over data"
+                raise InputError(f"{path} and {first} differ in the test sets {', '.join(others)}", hint=hint)
+            continue
+        path_of_set = path_by_id_data.setdefault(sets.get("id"), path)
+        if path_of_set != path:
+            hint = "of several seeds, take means with --over seed"
+            raise InputError(f"{path} and {path_of_set} have the same ID data", hint=hint)
+        if set(answer.names) != set(names_in_first):
             here, there = ", ".join(answer.names), ", ".join(names_in_first)
             raise InputError(f"the rows of {path} are {here}, and those of {first} {there}")
+
+
+def _fingerprints(answer: EvalAnswer) -> dict[str, str | None]:
+    """Return the fingerprint of each test set of an answer, by its name."""
+    return {name: data.fingerprint for name, data in answer.test.items()}
 
 
 def _runs_by_row_name(answers: Answers, over: str) -> dict[str, list[Run]]:
@@ -264,8 +272,8 @@ def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = ""
     What a key has in the runs decides:
 
     * an object in all runs: the means of what it holds;
+    * a number (float) in all runs: their mean, and their standard deviation in ``deviations``;
     * the same text, count (int) or None in all runs: this value;
-    * numbers, of which at least one is a float: their mean, and their standard deviation in ``deviations``;
     * anything else, e.g. texts or counts that differ: left out.
 
     Args:
@@ -275,29 +283,17 @@ def _means(runs: Sequence[Figures], deviations: dict[str, float], path: str = ""
     """
     means: dict[str, object] = {}
     for key, first in runs[0].items():
-        if not all(key in run for run in runs):
-            continue
-        values = [run[key] for run in runs]
-
-        # An object: average what it holds.
+        values = [run[key] for run in runs if key in run]
         objects = [value for value in values if isinstance(value, Mapping)]
-        if len(objects) == len(values):
+        numbers = [value for value in values if isinstance(value, float)]
+        if len(objects) == len(runs):
             means[key] = _means(objects, deviations, f"{path}{key}.")
-            continue
-
-        # A text, a count or None that is the same in all runs.
-        are_equal = all(value == first for value in values)
-        if are_equal and not isinstance(first, float):
-            means[key] = first
-            continue
-
-        # Numbers, not all of them counts.
-        numbers = [value for value in values if isinstance(value, (int, float))]
-        has_float = any(type(value) is float for value in values)
-        if has_float and len(numbers) == len(values):
+        elif len(numbers) == len(runs):
             means[key] = statistics.mean(numbers)
             if len(numbers) > 1:
                 deviations[f"{path}{key}"] = statistics.stdev(numbers)
+        elif len(values) == len(runs) and all(value == first for value in values):
+            means[key] = first
     return means
 
 
