@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -87,38 +87,30 @@ def predicted_windows(model: RunningModel, dataset: Dataset, start: int = 0, *, 
 
     # List all windows, and the order in which all samples run: within a window the longest texts come first.
     size = window_size(dataset, model.options.batch_size)
-    windows = deque(samples[first : first + size] for first in range(0, len(samples), size))
+    windows = [samples[first : first + size] for first in range(0, len(samples), size)]
     running_order = [sample for window in windows for sample in longest_first(dataset, window)]
 
-    # Run the batches. Lines are collected by the index of the sample until their window is complete, which is when each
-    # of its samples has a line or was skipped.
+    # A window is complete when each of its samples has a line or was skipped. A batch without any readable sample is
+    # not yielded, so the next one may be of a later window.
     inputs = EvalSet("inputs", ID, None, dataset.ids, dataset.labels, dataset=dataset)
+    batches = model.batches(inputs, running_order)
     line_by_sample: dict[int, PredictionRow] = {}
     skipped = {} if dataset.skipped is None else dataset.skipped  # is filled while batches are read
     with model.log.progress(f"{model.name} predicts", len(samples), "samples") as progress:
-
-        def finished() -> Window:
-            """Return the predictions of the first window (a range of samples), whose batches have all run.
-
-            The window leaves ``windows``, and its samples leave ``line_by_sample``. Samples without a line could not be
-            read: they were skipped.
-            """
-            window = windows.popleft()
+        for window in windows:
+            while not all(sample in line_by_sample or sample in skipped for sample in window):
+                batch = next(batches, None)
+                if batch is None:  # the last batches had no readable sample
+                    break
+                check_finite_batch(batch, dataset.ids, model.name)
+                logits = torch.from_numpy(batch.logits)
+                prediction = prediction_of(logits, batch.mean_scores, model.stored, model.labels)
+                lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top)
+                line_by_sample.update(zip(batch.rows, lines, strict=True))
             progress.advance(len(window))
             skipped_ids = [dataset.ids[sample] for sample in window if sample not in line_by_sample]
             rows = [line_by_sample.pop(sample) for sample in window if sample in line_by_sample]
-            return Window(window.stop, rows, skipped_ids)
-
-        for batch in model.batches(inputs, running_order):
-            check_finite_batch(batch, dataset.ids, model.name)
-            prediction = prediction_of(torch.from_numpy(batch.logits), batch.mean_scores, model.stored, model.labels)
-            lines = _lines_of_batch(prediction, batch.rows, dataset, loaded.preprocess, top)
-            line_by_sample.update(zip(batch.rows, lines, strict=True))
-            # One batch can complete several windows, because a batch without any readable sample is not yielded.
-            while windows and all(sample in line_by_sample or sample in skipped for sample in windows[0]):
-                yield finished()
-        while windows:  # the last batches had no readable sample
-            yield finished()
+            yield Window(window.stop, rows, skipped_ids)
 
 
 def _lines_of_batch(

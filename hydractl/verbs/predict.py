@@ -38,7 +38,6 @@ from hydractl.files.predict_answer import (
     PredictingModelRecord,
 )
 from hydractl.files.predictions_header import DecisiveRecord
-from hydractl.log import Log
 from hydractl.model.loading import find_models, resolve_device
 from hydractl.options.call import Call, filled
 from hydractl.verbs.opening import announce_reading, opening_options
@@ -97,11 +96,11 @@ def run(call: Call) -> Outcome:
     announce_reading(plan.model.argument.sources, call.log)
     outcome = Outcome(PredictAnswer.partly())
     if plan.lines is None:
-        rows = _rows(plan, plan.windows(0), outcome, call.log)
+        rows = _rows(plan, plan.windows(0), outcome)
         outcome.lines = (row for row in rows if row[FLAG]) if plan.options.flagged else rows
         return outcome
     try:
-        _predict_into_file(plan, plan.lines, outcome, call.log)
+        _predict_into_file(plan, plan.lines, outcome)
     except KeyboardInterrupt:
         raise Interrupted(hint="add --resume to the same command to go on") from None
     return outcome
@@ -165,7 +164,7 @@ def _plan(call: Call) -> _Plan:
 # --- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _rows(plan: _Plan, windows: Iterator[Window], outcome: Outcome, log: Log) -> Iterator[PredictionRow]:
+def _rows(plan: _Plan, windows: Iterator[Window], outcome: Outcome) -> Iterator[PredictionRow]:
     """Yield the row of each sample in windows; after the last one fill in ``outcome``, and write the summary.
 
     Raises:
@@ -182,10 +181,10 @@ def _rows(plan: _Plan, windows: Iterator[Window], outcome: Outcome, log: Log) ->
             skipped = plan.dataset.skipped or {}
             reasons = [skipped[row] for row in sorted(skipped)]
             raise InputError(f"not one of the {len(plan.dataset)} inputs can be read", problems=reasons[:10])
-        _sum_up(plan, tally, report, outcome, log)
+        _sum_up(plan, tally, report, outcome)
 
 
-def _predict_into_file(plan: _Plan, path: Path, outcome: Outcome, log: Log) -> None:
+def _predict_into_file(plan: _Plan, path: Path, outcome: Outcome) -> None:
     """Write the predictions to a file, and fill in ``outcome``.
 
     They are in an unfinished file beside it, too (``NAME.part``). A run that is stopped leaves it, and one with
@@ -196,7 +195,7 @@ def _predict_into_file(plan: _Plan, path: Path, outcome: Outcome, log: Log) -> N
     """
     # A stopped run may already have written the outputs, and left its unfinished file because it was not at its end.
     # Resumed, it finds them the same; outputs that say something else are replaced with --force alone.
-    resume = plan.options.resume
+    resume, log = plan.options.resume, plan.model.log
     with Output(path, force=plan.options.force, resumed=resume) as output:
         log_what_resumes(output, log, resume=resume)
 
@@ -208,7 +207,7 @@ def _predict_into_file(plan: _Plan, path: Path, outcome: Outcome, log: Log) -> N
 
         windows = continued(output.unfinished, _fingerprint(plan), predict, resume=resume)
         try:
-            write_rows(output, _rows(plan, windows, outcome, log))
+            write_rows(output, _rows(plan, windows, outcome))
         except UnreadableSample as error:  # by --on-bad error; without any predictions there is nothing to resume
             if output.unfinished.exists():
                 error.hint = f"{error.hint}; --resume goes on once it is replaced"
@@ -239,20 +238,20 @@ def _fingerprint(plan: _Plan) -> dict[str, Any]:
 # --- the summary ------------------------------------------------------------------------------------------------------
 
 
-def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome: Outcome, log: Log) -> None:
+def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome: Outcome) -> None:
     """Fill in ``outcome``: the summary of all predictions, the files, and the requirements that are not met.
 
-    The summary is also logged, and written to the file of ``--report``.
+    The summary is also written to the file of ``--report``, and logged: how many inputs were flagged, which could not
+    be read, and how many texts were cut.
 
     Args:
         plan: what was predicted.
         tally: the counts over all windows.
         report: the file of the summary; None for no file.
         outcome: is filled in.
-        log: receives how many inputs were flagged, which could not be read, and how many texts were cut.
     """
     # What is said of the model: its score, threshold, temperature and prediction sets, None for what it does not hold.
-    model = plan.model
+    model, log = plan.model, plan.model.log
     chosen = model.stored
     (source,) = model.argument.sources
     record = PredictingModelRecord(
@@ -271,8 +270,9 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
     if answer.skipped is not None:
         log.warn(warning_of_skipped(plan.dataset, answer.skipped.n, answer.skipped.ids))
     log.warn_all(orientation_warnings(plan.dataset))
-    if answer.cut is not None and model.max_length is not None:
-        log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, model.max_length))
+    max_length = model.record.max_length
+    if answer.cut is not None and max_length is not None:
+        log.warn(warning_of_cut(plan.dataset, answer.cut, answer.n, max_length))
     answer = answer.model_copy(update={"warnings": log.warnings})
 
     # A line for the log, e.g. "200 inputs, 9 flagged as OOD: 4.50% (95 % interval 2.39% to 8.33%)".

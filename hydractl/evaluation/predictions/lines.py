@@ -1,9 +1,9 @@
 """Writes predictions with one line or row for each sample, and keeps those of an unfinished run to resume it.
 
-What is written is ``.jsonl``, or ``.csv`` with a header. The unfinished file has lines of JSON. The first line
-describes the run, ``{"schema": "hydractl.predict-part/1", "fingerprint": {...}}``. Then comes one line for each window
-of samples with its predictions. If a run was killed while it wrote a line, the incomplete line is dropped. Lines are
-read one after another, never all at once.
+What is written is ``.jsonl``, or ``.csv`` with a header. The unfinished file has lines of JSON. The first line has the
+settings of the run, ``{"schema": "hydractl.predict-part/2", "model": ...}``. Then comes one line for each window of
+samples with its predictions. If a run was killed while it wrote a line, the incomplete line is dropped. Lines are read
+one after another, never all at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hydractl.files.atomic import Output, open_own, storing
 from hydractl.jsonio import differences, parse_json
 from hydractl.log import Log
 
-SCHEMA = "hydractl.predict-part/1"
+SCHEMA = "hydractl.predict-part/2"
 _BEGIN_ANEW = "leave --resume out to begin anew"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
@@ -109,6 +109,8 @@ def continued(
     with storing(path):
         file = open(path, "a+b", opener=open_own)  # noqa: SIM115 - closed by the next block
     with file:
+        settings = {"schema": SCHEMA, **fingerprint}
+
         # What a stopped run has predicted.
         stop = 0  # the index of the first sample without a prediction
         complete_bytes = 0  # of all complete lines
@@ -117,10 +119,13 @@ def continued(
             if not line.endswith(b"\n"):  # the run was killed while it wrote this line
                 break
             record = parse_json(line, f"line {number} of {path}")
-            if number == 1:
-                _check_same_run(record, fingerprint, path)
-            elif not isinstance(record, dict) or set(record) != set(Window._fields):
+            if not isinstance(record, dict) or (number > 1 and set(record) != set(Window._fields)):
                 raise InputError(f"line {number} of {path} is broken", hint=_BEGIN_ANEW)
+            if number == 1:
+                problems = differences(record, settings, "in the file")
+                if problems:
+                    hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
+                    raise InputError(f"{path} is of another run", hint=hint, problems=problems)
             else:
                 window = Window(**record)
                 stop = window.stop
@@ -130,7 +135,7 @@ def continued(
         # All other windows. The first line of a new file is written with its first window.
         with storing(path):
             file.truncate(complete_bytes)
-        lines = b"" if complete_bytes else json_line({"schema": SCHEMA, "fingerprint": dict(fingerprint)})
+        lines = b"" if complete_bytes else json_line(settings)
         try:
             for window in predict(stop):
                 with storing(path):
@@ -141,23 +146,3 @@ def continued(
         finally:
             if not os.fstat(file.fileno()).st_size:
                 path.unlink(missing_ok=True)
-
-
-def _check_same_run(first_record: Any, fingerprint: Mapping[str, object], path: Path) -> None:
-    """Raise an error unless the first line of an unfinished file, a JSON record, describes this run.
-
-    Args:
-        first_record: the content of the line, which may be of any form.
-        fingerprint: the settings of this run.
-        path: the file, for messages.
-
-    Raises:
-        InputError: with all differences in the settings, or because it is a file of something else.
-    """
-    stored = first_record.get("fingerprint") if isinstance(first_record, dict) else None
-    if not isinstance(stored, dict) or first_record.get("schema") != SCHEMA:
-        raise InputError(f"{path} is no unfinished file of predict", hint=_BEGIN_ANEW)
-    problems = differences(stored, fingerprint, "in the file")
-    if problems:
-        hint = f"give the settings it was begun with, or {_BEGIN_ANEW}"
-        raise InputError(f"{path} is of another run", hint=hint, problems=problems)
