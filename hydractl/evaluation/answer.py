@@ -8,7 +8,7 @@ from typing import Any
 from hydractl.evaluation import mc_dropout
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.providers.interface import LogitsProvider
-from hydractl.evaluation.sets import CORRUPTION, OOD, OOD_VAL, TRAIN, VAL, EvalSet, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD, OOD_VAL, TRAIN, VAL, EvalSet, of_role
 from hydractl.files.eval_answer import EvalRow
 from hydractl.files.model_records import DataSetRecord
 from hydractl.metrics import bootstrap, calibrators, conformal, curves, errors, rows, threshold
@@ -54,18 +54,17 @@ def corruption_metrics(measured: Sequence[tuple[EvalSet, Samples]]) -> dict[str,
 
 def records_of_sets(sets: Sequence[EvalSet]) -> dict[str, Any]:
     """Return the records of the data sets by their roles, which are keys of an answer."""
+
+    def by_name(*roles: str) -> dict[str, DataSetRecord]:
+        return {dataset.name: dataset.record() for dataset in of_role(sets, *roles)}
+
     # There is at most one validation set and one training set.
     return {
-        "test": _records_by_name(tested(sets)),
-        "val": _records_by_name(of_role(sets, VAL)).get("val"),
-        "ood_val": _records_by_name(of_role(sets, OOD_VAL)) or None,
-        "train": _records_by_name(of_role(sets, TRAIN)).get("train"),
+        "test": by_name(ID, OOD),
+        "val": by_name(VAL).get("val"),
+        "ood_val": by_name(OOD_VAL) or None,
+        "train": by_name(TRAIN).get("train"),
     }
-
-
-def _records_by_name(sets: Sequence[EvalSet]) -> dict[str, DataSetRecord]:
-    """Return the record of each data set, by its name."""
-    return {dataset.name: dataset.record() for dataset in sets}
 
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -167,7 +166,8 @@ def conventions(rows: Sequence[EvalRow], models: Sequence[LogitsProvider]) -> di
 
     # Settings of single models.
     for key in ("max_length", "prompt"):
-        by_model = {model.name: getattr(model, key) for model in models if getattr(model, key) is not None}
+        values = {model.name: getattr(model.record, key) for model in models}
+        by_model = {name: value for name, value in values.items() if value is not None}
         if by_model:
             explained[key] = by_model
     return explained

@@ -25,8 +25,10 @@ def write_calibrated(
     sets: Sequence[EvalSet],
     note: str | None,
     output: Output,
-) -> None:
-    """Write the checkpoint of a model with its calibration, threshold, prediction sets and OOD score.
+) -> list[str]:
+    """Return what of the model's file is not in the new one; write that, the model with all that was chosen for it.
+
+    A threshold and prediction sets that were chosen before do not fit a new calibration or OOD score.
 
     Args:
         model: the model; it must be one checkpoint.
@@ -35,6 +37,9 @@ def write_calibrated(
         sets: all data sets of the command; samples to which something was fitted are recorded as seen.
         note: a sentence for the provenance about how the model was chosen, or None.
         output: the new file.
+
+    Returns:
+        ``threshold``, ``conformal``, both or none.
     """
     (source,) = model.argument.sources
     description = source.description
@@ -66,6 +71,7 @@ def write_calibrated(
     seen = merged(model.seen, fitted_entries(sets, "calibrate"))
     calibrated = replace(description, extra=extra, seen=tuple(seen), layout="sliced", provenance=provenance)
     write_checkpoint(output, tensors, calibrated.to_json())
+    return [key for key in ("threshold", "conformal") if key in description.extra and key not in extra]
 
 
 def kept_conformal(model: LogitsProvider, chosen: Chosen) -> Conformal | None:
@@ -82,13 +88,13 @@ def kept_conformal(model: LogitsProvider, chosen: Chosen) -> Conformal | None:
 
 def calibrated_model(model: LogitsProvider) -> CalibratedModelRecord:
     """Return the record of a model that was calibrated, with all that its calibration depends on."""
-    is_zero_shot = model.prompt is not None
+    prompt = model.record.prompt  # of a zero-shot model
     return CalibratedModelRecord(
         name=model.name,
         sha256=model.sha256,
-        mc_dropout=model.mc_dropout,
-        prompt=model.prompt,
-        labels=model.labels if is_zero_shot else None,
+        mc_dropout=model.record.mc_dropout,
+        prompt=prompt,
+        labels=None if prompt is None else model.labels,
     )
 
 
@@ -98,19 +104,3 @@ def is_calibrated_by(model: LogitsProvider, answer: CalibrateAnswer) -> bool:
         return False
     record = calibrated_model(model).model_copy(update={"name": answer.model.name})
     return record.to_dict() == answer.model.to_dict()
-
-
-def chosen_by(answer: CalibrateAnswer, origin: str) -> Chosen:
-    """Return what ``calibrate`` chose for a model, as it would be in the model's file.
-
-    Args:
-        answer: the answer of ``calibrate``.
-        origin: the name of its file for messages.
-
-    Raises:
-        InputError: if a value is none that ``calibrate`` writes.
-    """
-    document = answer.to_dict()
-    if answer.ood_score is not None:
-        document["ood_score"] = {"score": answer.ood_score}
-    return Chosen.of(document, origin)

@@ -132,11 +132,8 @@ def fit(
 
     # Its threshold, the share of each validation set that this flags, and whether it separates any of them.
     samples_by_set = outside if inside is None else {**outside, VAL: inside}
-    scored = {}  # its values by validation set, [N] each; none if it is constant for the model
-    for set_name, samples in samples_by_set.items():
-        values = samples.scores[score]
-        if values is not None:
-            scored[set_name] = values
+    values_by_set = {set_name: samples.scores[score] for set_name, samples in samples_by_set.items()}  # [N] each
+    scored = {set_name: values for set_name, values in values_by_set.items() if values is not None}  # not constant
     threshold = _threshold(model, options, score, scored, warnings)
     shares = {}
     if threshold is not None:
@@ -263,10 +260,7 @@ def as_good_as_the_best(compared: Mapping[str, ComparedScoreRecord], model: str)
     Raises:
         InputError: if all scores are constant.
     """
-    means = {}
-    for name, score in compared.items():
-        if score.auroc is not None:
-            means[name] = score.auroc
+    means = {name: score.auroc for name, score in compared.items() if score.auroc is not None}
     if not means:
         raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
     best_mean = max(means.values())

@@ -13,7 +13,7 @@ from hydractl.errors import InputError, NonFiniteError
 from hydractl.evaluation.predictions.store import LogitsBatch, PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
-from hydractl.evaluation.sets import TRAIN, EvalSet, option_of
+from hydractl.evaluation.sets import EvalSet, option_of
 from hydractl.files.calibrate_answer import Conformal
 from hydractl.files.model_records import Calibration
 from hydractl.log import Log
@@ -128,27 +128,23 @@ def check_finite_batch(batch: LogitsBatch, ids: Sequence[str], name: str) -> Non
 # --- where logits come from -------------------------------------------------------------------------------------------
 
 
-def read_logits(
-    model: LogitsProvider, sets: Sequence[EvalSet], writer: PredictionsWriter | None, log: Log, dataset: EvalSet
-) -> LogitsBatches:
+def read_logits(model: LogitsProvider, writer: PredictionsWriter | None, log: Log, dataset: EvalSet) -> LogitsBatches:
     """Yield the logits of a data set, batch by batch, and write them to a predictions file if there is one.
 
     Logits that the file already has are read from it, and not computed again.
 
     Args:
         model: the model.
-        sets: the data sets of the command. The predictions file has them in this order, but no training data.
         writer: the predictions file; None if none is written.
         log: shows the progress.
-        dataset: one of the sets.
+        dataset: the data set, which is one of the file.
     """
     with log.progress(f"{model.name} on {dataset.name}", len(dataset), "samples") as progress:
         if writer is None:
             batches = model.batches(dataset)
         else:
-            sets_of_file = [each for each in sets if each.role != TRAIN]
-            index_in_file = sets_of_file.index(dataset)
-            batches = _kept_then_computed(model, dataset, index_in_file, writer)
+            names = [(each.role, each.name) for each in writer.sets]
+            batches = _kept_then_computed(model, dataset, names.index((dataset.role, dataset.name)), writer)
         for batch in batches:
             yield batch
             progress.advance(len(batch.rows))
@@ -173,14 +169,12 @@ def _kept_then_computed(
         # An earlier run began the file. Divide the samples into batches as it did: those that it completed are read.
         assert isinstance(model, RunningModel) and dataset.dataset is not None
         is_missing = writer.missing(index)  # whether the file lacks the logits of each sample, [N]
-        skipped_rows = dataset.dataset.skipped or {}  # samples that could not be read
+        is_missing[list(dataset.dataset.skipped or ())] = False  # these samples could not be read
         rows_to_run = []
         for rows in batches_of(longest_first(dataset.dataset), model.options.batch_size):
-            readable_rows = [row for row in rows if row not in skipped_rows]
-            if is_missing[readable_rows].any():
+            if is_missing[rows].any():
                 rows_to_run += rows
-            elif readable_rows:
-                yield writer.read(index, readable_rows)
+        yield from writer.batches(index, without=rows_to_run)
         if not rows_to_run:
             return
 

@@ -18,7 +18,7 @@ from hydractl.model.detection import TrainingFeatures
 
 
 @dataclass
-class _Kept:
+class Kept:
     """What was read or computed of data sets.
 
     Attributes:
@@ -30,8 +30,14 @@ class _Kept:
     room: int
     values: dict[str, Any] = field(default_factory=dict)
 
+    def keep(self, key: str, value: list[Batch] | TrainingFeatures, size: int) -> None:
+        """Keep a value of so many bytes if there is room; sums of all layers may be large."""
+        if size <= self.room:
+            self.values[key] = value
+            self.room -= size
 
-_KEPT: ContextVar[_Kept | None] = ContextVar("_KEPT", default=None)
+
+KEPT: ContextVar[Kept | None] = ContextVar("KEPT", default=None)
 """What :func:`keeping_batches` keeps, separately in every thread; None outside of it."""
 
 
@@ -42,25 +48,11 @@ def keeping_batches(most_bytes: int) -> Iterator[None]:
     Args:
         most_bytes: the most bytes to keep; sets that do not fit any more are read again each time.
     """
-    token = _KEPT.set(_Kept(most_bytes))
+    token = KEPT.set(Kept(most_bytes))
     try:
         yield
     finally:
-        _KEPT.reset(token)
-
-
-def kept_values() -> Mapping[str, Any] | None:
-    """Return what is kept by its key while a block of :func:`keeping_batches` lasts, else None."""
-    memory = _KEPT.get()
-    return None if memory is None else memory.values
-
-
-def keep(key: str, value: list[Batch] | TrainingFeatures, size: int) -> None:
-    """Keep a value of so many bytes while that block lasts, if there is room; sums of all layers may be large."""
-    memory = _KEPT.get()
-    if memory is not None and size <= memory.room:
-        memory.values[key] = value
-        memory.room -= size
+        KEPT.reset(token)
 
 
 def read_batches(
@@ -89,7 +81,7 @@ def read_batches(
     assert dataset.dataset is not None  # the settings require --test for a model that runs
     is_part = rows is not None
     new_batches = batches(dataset.dataset, collate, batch_size, workers=workers, indices=rows, may_skip_all=is_part)
-    memory = _KEPT.get()
+    memory = KEPT.get()
     if memory is None or is_part:
         yield from new_batches
         return
@@ -117,4 +109,4 @@ def read_batches(
     # became too large.
     collected_samples = sum(len(batch.indices) for batch in collected)
     if collected_samples == len(dataset):
-        keep(key, collected, bytes_read)
+        memory.keep(key, collected, bytes_read)

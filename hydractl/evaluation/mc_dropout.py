@@ -88,23 +88,13 @@ def dropout_logits(model: Any, dropout: DropoutRecord, inputs: Any, data: str, f
 @contextmanager
 def _seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the random generators of the CPU and of ``device`` for the block; afterwards restore their states."""
-    # Save the states. fork_rng does so for the CPU and CUDA devices, but not for Apple's MPS.
-    forked_devices = []
-    if device.type == "cuda":
-        forked_devices = [device]
-    mps_state = None
-    if device.type == "mps":
-        mps_state = torch.mps.get_rng_state()
-
-    with torch.random.fork_rng(forked_devices):
+    # fork_rng always restores the state of the CPU, and those of the devices that it is given.
+    other_devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(other_devices, device_type=device.type):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         elif device.type == "mps":
             torch.mps.manual_seed(seed)
-        try:
-            yield
-        finally:
-            if mps_state is not None:
-                torch.mps.set_rng_state(mps_state)
+        yield

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from hydractl.evaluation.answer import corruption_metrics
 from hydractl.evaluation.fitting import fit
 from hydractl.evaluation.gathering import gather, read_logits
-from hydractl.evaluation.keeping import open_writer
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import warnings_of_row
+from hydractl.evaluation.predictions.lines import log_what_resumes
+from hydractl.evaluation.predictions.reading import is_predictions
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.providers.interface import LogitsProvider
 from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import row_scores
-from hydractl.evaluation.sets import CORRUPTION, EvalSet, of_role, tested
+from hydractl.evaluation.sets import CORRUPTION, TRAIN, EvalSet, of_role, only, tested
 from hydractl.files.atomic import Output
 from hydractl.files.eval_answer import EvalRow
 from hydractl.log import Log
@@ -44,20 +48,15 @@ class Measuring:
         self._log = log
         self._resampled_first_row: bootstrap.Resampled | None = None  # set by the first row with intervals
 
-    def row(
-        self,
-        model: LogitsProvider,
-        output: Output | None,
-        seen: Mapping[str, int],
-    ) -> EvalRow:
-        """Return the row of one model: its measurements. Its weights are freed afterwards.
+    def row(self, model: LogitsProvider, output: Output | None, seen: Mapping[str, int]) -> EvalRow:
+        """Return the row of one model: its measurements, without the samples that it has seen; frees its weights.
 
         Its predictions are written to ``output``, if there is one, while it runs.
 
         Args:
             model: the model.
             output: the file for its predictions; None if none are written.
-            seen: the number of samples that it has seen, by the name of the data set.
+            seen: the number of samples that it has seen, by the name of the data set, for the file.
 
         Raises:
             NonFiniteError: if a logit is not finite.
@@ -65,9 +64,9 @@ class Measuring:
         writer = None
         if output is not None:
             assert isinstance(model, RunningModel)  # only models that run have files of predictions
-            writer = open_writer(model, self._sets, self._options, output, seen, self._log)
+            writer = self._open_writer(model, output, seen)
         try:
-            row = self._measure(model, writer, seen)
+            row = self._measure(model, writer)
         finally:
             model.release()
             if writer is not None:
@@ -82,12 +81,64 @@ class Measuring:
                 output.commit()
         return row
 
-    def _measure(
-        self,
-        model: LogitsProvider,
-        writer: PredictionsWriter | None,
-        seen: Mapping[str, int],
-    ) -> EvalRow:
+    def _open_writer(self, model: RunningModel, output: Output, seen: Mapping[str, int]) -> PredictionsWriter:
+        """Return the open predictions file of a model; log what it holds already.
+
+        ===============  =======================  =============================================================
+        ``--resume``     ``NAME.part`` exists     what is opened
+        ===============  =======================  =============================================================
+        no               yes or no                a new ``NAME.part``
+        yes              yes                      ``NAME.part``, to be continued
+        yes              no                       ``NAME`` if it is there, to be read; else a new ``NAME.part``
+        ===============  =======================  =============================================================
+
+        Args:
+            model: the model of the row.
+            output: the finished file.
+            seen: the number of samples that the model has seen, by the name of the data set.
+
+        Raises:
+            InputError: with ``--resume``, if the file was made with other settings or data.
+        """
+        options, log = self._options, self._log
+        # An earlier run may have finished the file: there is no NAME.part then.
+        is_finished = options.resume and not output.unfinished.exists() and is_predictions(output.target)
+        if is_finished:
+            log.info(f"{output.path} is complete: its predictions are read")
+        else:
+            log_what_resumes(output, log, resume=options.resume)
+
+        # Training data are not in the file.
+        scores = on_features(row_scores(model, options))
+        fitted_on = model.fit_record(scores, only(self._sets, TRAIN), options)
+        kept_sets = [dataset for dataset in self._sets if dataset.role != TRAIN]
+        writer = PredictionsWriter(
+            output.target if is_finished else output.unfinished,
+            model.header(scores, fitted_on).to_dict(),
+            [replace(dataset, seen=seen.get(dataset.name, 0)) for dataset in kept_sets],
+            members=model.members,
+            classes=model.classes,
+            kind="F64" if model.options.dtype == "float64" else "F32",
+            scores=scores,
+            resume=options.resume,
+        )
+        if not writer.resumed:
+            return writer
+
+        # What is missing in a finished file could not be read, so it is skipped in its data set. Of an unfinished file
+        # it is left to do.
+        missing = [np.flatnonzero(writer.missing(index)) for index in range(len(kept_sets))]
+        if not is_finished:
+            left, total = sum(map(len, missing)), sum(map(len, kept_sets))
+            log.info(f"{output.unfinished} is resumed: {left:,} of {total:,} samples are left")
+            return writer
+        for eval_set, rows in zip(kept_sets, missing, strict=True):
+            if eval_set.dataset is not None and eval_set.dataset.skipped is not None:
+                for row in rows:
+                    eval_set.dataset.skipped.setdefault(int(row), "it could not be read for these predictions")
+        return writer
+
+    def _measure(self, model: LogitsProvider, writer: PredictionsWriter | None) -> EvalRow:
         """Return the row of one model, after fitting what the options ask for and running the test sets.
 
         The order matters: everything is fitted on training and validation data, before a test set is run.
@@ -95,10 +146,9 @@ class Measuring:
         Args:
             model: the model.
             writer: the predictions file to which logits are written; None if there is none.
-            seen: the number of samples that the model has seen, by the name of the data set.
         """
         # Fit on training and validation data. `scores` are names of OOD scores; the first is that of the main figures.
-        read = partial(read_logits, model, self._sets, writer, self._log)
+        read = partial(read_logits, model, writer, self._log)
         scores = self._row_scores(model)
         fitted = fit(model, self._sets, self._options, scores, read)
 
@@ -147,15 +197,14 @@ class Measuring:
             **dict(figures),
             members=[id_block(samples) for samples in id_predictions.members],
             curves=curves(inside, outside),
-            heads=model.heads,
+            heads=model.record.heads,
             cost=model.cost,
-            training=model.training,
+            training=model.record.training,
             calibration=fitted.calibration,
             threshold=threshold,
             fitted_on=model.scores_fitted_on if on_features(scores) else None,
-            mc_dropout=model.mc_dropout,
+            mc_dropout=model.record.mc_dropout,
             conformal=conformal,
-            seen=dict(seen),
             **corruption_metrics(corrupted),
             **self._intervals(model.name, inside, outside, groups),
         )

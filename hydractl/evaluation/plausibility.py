@@ -192,7 +192,7 @@ def _accuracy_warning(model: LogitsProvider, samples: Samples, expected: Expecte
 
 def _recorded_accuracy(model: LogitsProvider) -> ExpectedAccuracy | None:
     """Return the lowest accuracy that the trainings of the members recorded; None if none recorded one."""
-    accuracies_and_samples = kept_accuracies(model.training)
+    accuracies_and_samples = kept_accuracies(model.record.training)
     if not accuracies_and_samples:
         return None
     accuracy, samples = min(accuracies_and_samples)

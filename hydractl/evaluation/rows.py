@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hydractl.data import open_data
 from hydractl.data.base import Dataset
@@ -15,7 +14,7 @@ from hydractl.data.corrupted import CorruptedImages
 from hydractl.data.overlap import left_out_words, without_training_data
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.errors import InputError, UsageError
-from hydractl.evaluation.calibrated import chosen_by, is_calibrated_by, kept_conformal
+from hydractl.evaluation.calibrated import is_calibrated_by, kept_conformal
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.reading import Predictions, holds_predictions, read_predictions
 from hydractl.evaluation.providers.interface import LogitsProvider as Model
@@ -37,8 +36,15 @@ from hydractl.metrics.ood_scores import (
     says_nothing,
 )
 from hydractl.model.layers import layers_may_not_fit
-from hydractl.model.loading import check_names_differ, find_models, resolve_device, with_class_names
+from hydractl.model.loading import (
+    ModelArgument,
+    check_names_differ,
+    find_models,
+    resolve_device,
+    with_class_names,
+)
 from hydractl.model.matching import check_labels_are_classes, label_differences
+from hydractl.model.prediction import Chosen
 from hydractl.model.source import ModelOptions
 
 
@@ -80,7 +86,7 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
         InputError: if the score needs labels, and the training data have none.
     """
     # Scores that do not suit the model. Passes of MC dropout return only logits.
-    if model.mc_dropout is not None:
+    if model.record.mc_dropout is not None:
         raise UsageError(f"--ood-score {score} is not for --mc-dropout", hint="use a score on logits: mi, msp, ...")
     if score in OF_ZERO_SHOT and not model.zero_shot:
         hint = "for a classifier use vim, mahalanobis, ..."
@@ -99,11 +105,10 @@ def _check_computed_score(score: str, model: Model, training_data: EvalSet | Non
     # Missing labels. ON_FEATURES says what each score needs. The hint names scores that need no labels.
     needs_labels = ON_FEATURES[score] == "labels"
     if needs_labels and training_data.labels is None:
-        scores_for_any_model = [name for name in ON_FEATURES if name not in OF_ZERO_SHOT]
-        scores_without_labels = [name for name in scores_for_any_model if ON_FEATURES[name] != "labels"]
+        others = [name for name, needs in ON_FEATURES.items() if needs != "labels" and name not in OF_ZERO_SHOT]
         raise InputError(
             f"--train {training_data.spec} has no labels, which {score} needs",
-            hint=f"--ood-score {', '.join(scores_without_labels)}",
+            hint=f"--ood-score {', '.join(others)}",
         )
 
 
@@ -131,7 +136,7 @@ def row_scores(model: Model, options: EvalOptions) -> list[str]:
 
     # All scores. Those on features need training data and a model that runs and computes features, or else the model's
     # file must store them (`model.on_features`).
-    if not isinstance(model, RunningModel) or model.mc_dropout is not None or options.train is None:
+    if not isinstance(model, RunningModel) or model.record.mc_dropout is not None or options.train is None:
         impossible_scores = [score for score in ON_FEATURES if score not in model.on_features]
     else:
         unsuited = [HEDGE]  # a sum of the others, fitted only if it is asked for by name
@@ -197,7 +202,7 @@ def _take_calibration(path: str, rows: Sequence[Model]) -> None:
         raise InputError(f"--calibration {path} is of another model, {answer.model.name}", hint=hint)
     of_that_name = [row for row in of_the_model if row.name == answer.model.name]
     changed_rows = of_that_name or of_the_model
-    chosen = chosen_by(answer, path)
+    chosen = Chosen.of(answer.to_dict(), path)
     for row in changed_rows:
         row.stored = replace(chosen, conformal=kept_conformal(row, chosen))
         # The validation data count as seen by the model.
@@ -237,44 +242,28 @@ def _open_rows(models: Sequence[ModelRef], opening: ModelOptions, options: EvalO
             arguments = with_class_names(arguments, data, options.limit)
         for place, argument in zip(models_that_run, arguments, strict=True):
             rows[place] = RunningModel(argument, options, log)
-            extras = [source.description.extra for source in argument.sources]
-            if options.dropout is not None:
-                _warn_of_left_out(argument.name, extras, options, log, "without dropout")
-            elif len(extras) > 1:
-                _warn_of_left_out(argument.name, extras, options, log, "of one model alone")
+            if options.dropout is not None or len(argument.sources) > 1:
+                _warn_of_left_out(argument, options, log)
     return [rows[place] for place in range(len(models))]
 
 
-def _warn_of_left_out(
-    name: str, documents: Sequence[Mapping[str, Any]], fit: FitOptions, log: Log, chosen_for: str
-) -> None:
-    """Warn if a model's files hold a calibration, threshold or OOD score that this command does not use.
+def _warn_of_left_out(model: ModelArgument, options: EvalOptions, log: Log) -> None:
+    """Warn if files hold a calibration, threshold or OOD score, which is of one model alone and without dropout.
 
     There is no warning of an entry that an option replaces anyway: ``--temperature`` replaces the calibration and the
     threshold, ``--threshold`` the threshold, ``--ood-score`` the score.
-
-    Args:
-        name: the name of the row.
-        documents: the descriptions of all its files.
-        fit: the options of the command.
-        log: receives the warning.
-        chosen_for: the predictions for which the entries were chosen, as words that follow "the predictions", e.g.
-            ``without dropout``.
     """
     # The option that replaces each entry; None or empty if it is not given.
     replaced_by = {
-        "calibration": fit.temperature,
-        "threshold": fit.threshold or fit.temperature,
-        "ood_score": fit.scores,
+        "calibration": options.temperature,
+        "threshold": options.threshold or options.temperature,
+        "ood_score": options.scores,
     }
-    unused_keys = []
-    for key, option in replaced_by.items():
-        is_stored = any(document.get(key) for document in documents)
-        if is_stored and not option:
-            unused_keys.append(key)
-    if unused_keys:
-        keys = " and ".join(unused_keys)
-        log.warn(f"{name}: the stored {keys} is left out: it was chosen for the predictions {chosen_for}")
+    stored = {key for source in model.sources for key in source.description.extra}
+    unused = [key for key, option in replaced_by.items() if key in stored and not option]
+    if unused:
+        keys = " and ".join(unused)
+        log.warn(f"{model.name}: the stored {keys} is left out: it was chosen for one model alone, without dropout")
 
 
 # --- the data sets of eval --------------------------------------------------------------------------------------------
@@ -355,16 +344,15 @@ def _open_sets(options: EvalOptions, models: Sequence[Model], log: Log) -> list[
     if training is not None:
         sets.append(_eval_set("train", TRAIN, training))
 
-    unused_roles = set()
-    if not options.runs_val:
-        unused_roles.add(VAL)
-    if not options.runs_ood_val:
-        unused_roles.add(OOD_VAL)
+    is_run = {VAL: options.runs_val, OOD_VAL: options.runs_ood_val}
+    sets_to_run = []
     for dataset in sets:
         check_labels_are_classes(dataset, models[0])
-        if dataset.role in unused_roles:
+        if is_run.get(dataset.role, True):
+            sets_to_run.append(dataset)
+        else:
             log.info(f"{option_of(dataset)} is not run: nothing is chosen on it")
-    return [dataset for dataset in sets if dataset.role not in unused_roles]
+    return sets_to_run
 
 
 def _label_map(document: Document | None) -> Mapping[str, str]:

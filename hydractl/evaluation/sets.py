@@ -91,13 +91,12 @@ class EvalSet:
 
 def tested(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Return the ID and OOD test sets, without corrupted ones, in their order (ID first)."""
-    tested_roles = (ID, OOD)
-    return [dataset for dataset in sets if dataset.role in tested_roles]
+    return of_role(sets, ID, OOD)
 
 
-def of_role(sets: Sequence[EvalSet], role: str) -> list[EvalSet]:
-    """Return the sets with a role, e.g. ``val``."""
-    return [dataset for dataset in sets if dataset.role == role]
+def of_role(sets: Sequence[EvalSet], *roles: str) -> list[EvalSet]:
+    """Return the sets with one of some roles, e.g. ``val``, in their order."""
+    return [dataset for dataset in sets if dataset.role in roles]
 
 
 def only(sets: Sequence[EvalSet], role: str) -> EvalSet | None:
@@ -118,8 +117,7 @@ def option_of(dataset: EvalSet) -> str:
 
 def fitted_sets(sets: Sequence[EvalSet]) -> list[EvalSet]:
     """Return the sets to which this command fits something, or on which it chooses: validation, then training data."""
-    fitted_roles = (VAL, OOD_VAL, TRAIN)
-    return [dataset for dataset in sets if dataset.role in fitted_roles]
+    return of_role(sets, VAL, OOD_VAL, TRAIN)
 
 
 def fitted_entries(sets: Sequence[EvalSet], verb: str = "eval") -> list[Entry]:

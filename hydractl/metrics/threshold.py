@@ -23,7 +23,9 @@ CONVENTIONS = {
 
 
 def stored_score(document: Mapping[str, Any]) -> str | None:
-    """Return the OOD score that a checkpoint or a predictions file names, itself or in its threshold; None if neither.
+    """Return the OOD score that a file names, itself or in its threshold; None if neither.
+
+    A checkpoint and a predictions file have it in an object with the key ``score``, an answer of ``calibrate`` as text.
 
     Raises:
         InputError: there is no score of that name.
@@ -31,11 +33,7 @@ def stored_score(document: Mapping[str, Any]) -> str | None:
     entry = document.get("ood_score") or document.get("threshold")
     if not entry:
         return None
-    name: str | None
-    if isinstance(entry, Mapping):
-        name = entry.get("score")
-    else:
-        name = shown(entry)  # hydractl writes no such entry: it is the name of no score, and refused below
+    name: str | None = entry.get("score") if isinstance(entry, Mapping) else str(entry)
     if name is None or name in SCORES or name in ON_FEATURES:
         return name
     raise InputError(

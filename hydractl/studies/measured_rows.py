@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hydractl.errors import InputError
-from hydractl.evaluation.calibrated import chosen_by
 from hydractl.evaluation.gathering import gather
 from hydractl.evaluation.predictions.reading import Predictions, read_predictions
 from hydractl.evaluation.sets import tested
@@ -21,6 +20,7 @@ from hydractl.metrics.requested import Threshold
 from hydractl.metrics.rows import row_blocks
 from hydractl.metrics.samples import Samples
 from hydractl.metrics.threshold import choose_threshold, measured_threshold
+from hydractl.model.prediction import Chosen
 from hydractl.studies.rule import REFERENCE
 from hydractl.studies.words import AUROC, KINDS
 
@@ -157,7 +157,8 @@ def fitted_temperature(path: Path) -> Calibration:
     Raises:
         InputError: the file, which somebody has changed since, holds none.
     """
-    fitted = chosen_by(CalibrateAnswer.read(str(path)), str(path)).calibration
+    answer = CalibrateAnswer.read(str(path))
+    fitted = Chosen.of(answer.to_dict(), str(path)).calibration
     if fitted is None or fitted.temperature is None:
         raise InputError(f"{path} holds no temperature", hint="remove it, and give the command again")
     return fitted

@@ -7,8 +7,8 @@ from functools import partial
 
 from hydractl.errors import UsageError
 from hydractl.evaluation.answer import records_of_sets
-from hydractl.evaluation.calibrated import calibrated_model, kept_conformal, write_calibrated
-from hydractl.evaluation.fitting import Fit, fit
+from hydractl.evaluation.calibrated import calibrated_model, write_calibrated
+from hydractl.evaluation.fitting import fit
 from hydractl.evaluation.gathering import read_logits
 from hydractl.evaluation.options import EvalOptions
 from hydractl.evaluation.plausibility import (
@@ -21,10 +21,7 @@ from hydractl.evaluation.providers.running import RunningModel
 from hydractl.evaluation.rows import open_rows_and_sets, row_scores
 from hydractl.evaluation.sets import fitted_entries
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
-from hydractl.files.calibrate_answer import (
-    CalibrateAnswer,
-    CalibratedModelRecord,
-)
+from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelRecord
 from hydractl.options.call import Call, filled
 from hydractl.verbs.opening import opening_options
 from hydractl.verbs.outcome import Outcome
@@ -71,7 +68,7 @@ def run(call: Call) -> Outcome:
 
         # Run the model on the sets and choose; then free its memory.
         try:
-            fitted = fit(model, sets, options, row_scores(model, options), partial(read_logits, model, sets, None, log))
+            fitted = fit(model, sets, options, row_scores(model, options), partial(read_logits, model, None, log))
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets))
@@ -82,8 +79,12 @@ def run(call: Call) -> Outcome:
         if options.scores or model.stored.ood_score:
             score = fitted.score
         if checkpoint is not None:
-            log.warn_all([_left_out(checkpoint, fitted, options)])
-            write_calibrated(checkpoint, fitted, score, sets, values["note"], output)
+            left_out = write_calibrated(checkpoint, fitted, score, sets, values["note"], output)
+            if left_out:
+                names = " and ".join(left_out)
+                flags = " and ".join(f"--{key}" for key in left_out)
+                why = f"it was chosen with another calibration or OOD score; to choose anew: {flags}"
+                log.warn(f"{model.name}: the stored {names} is left out: {why}")
 
         # Make the answer. "seen" are the samples that something was fitted to, which later commands refuse to test on.
         report_skipped_samples(sets, log)
@@ -104,27 +105,3 @@ def run(call: Call) -> Outcome:
             seen = fitted_entries(sets, "calibrate")
             write_json(output, answer.model_copy(update={"seen": seen or None}).to_dict())
     return Outcome(answer, files=[path])
-
-
-def _left_out(model: RunningModel, fitted: Fit, options: EvalOptions) -> str | None:
-    """Return a sentence on what the model's file holds and the new file will not; None if nothing is lost.
-
-    A threshold and prediction sets that were chosen before do not fit a new temperature or OOD score.
-    """
-    source = model.argument.sources[0]  # the only one
-    stored = source.description.extra
-    flag_by_name = {}  # the flag that chooses anew what is left out, by the name of what is left out
-    loses_threshold = "threshold" in stored and fitted.threshold is None
-    if loses_threshold and options.threshold is None:
-        flag_by_name["threshold"] = "--threshold"
-    loses_sets = "conformal" in stored and kept_conformal(model, fitted) is None
-    if loses_sets:
-        flag_by_name["prediction sets"] = "--conformal"
-    if not flag_by_name:
-        return None
-    names = " and ".join(flag_by_name)
-    flags = " and ".join(flag_by_name.values())
-    return (
-        f"{model.name}: {names} in its file were chosen with another calibration or OOD score, and are left out; to "
-        f"choose anew: {flags}"
-    )

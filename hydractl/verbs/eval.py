@@ -134,7 +134,7 @@ def _measured(
     report_skipped_samples(sets, log)
     if not writes_files:
         seen = _compare(models, sets, options, log)
-        rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
+    rows = [row.model_copy(update={"seen": seen.get(row.name, {})}) for row in rows]
 
     intervals = None
     if options.bootstrap:

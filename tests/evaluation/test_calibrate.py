@@ -70,8 +70,8 @@ def test_what_fits_no_longer_is_left_out_and_said_so(capsys: pytest.CaptureFixtu
     )
     document = calibrated(capsys, "k.st", *VAL, "--temperature", "3", "-o", "again.st")
     assert any(
-        "k: threshold and prediction sets in its file were chosen with another calibration or OOD score, and are left "
-        "out; to choose anew: --threshold and --conformal" in warning
+        "k: the stored threshold and conformal is left out: it was chosen with another calibration or OOD score; to "
+        "choose anew: --threshold and --conformal" in warning
         for warning in document["warnings"]
     )
     assert not {"threshold", "conformal"} & open_source("again.st").description.extra.keys()

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
 
 from hydractl.errors import InputError
 from hydractl.evaluation.predictions.store import (
     LOGIT_FORMATS,
     PREDICTIONS_SCHEMA,
-    LogitsBatch,
-    is_empty,
-    ranges,
-    read_samples,
+    stored_batches,
     tensor_infos,
     tensor_name,
 )
 from hydractl.evaluation.providers.interface import LogitsBatches, LogitsProvider
-from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet
+from hydractl.evaluation.sets import CORRUPTION, ID, OOD, TRAIN, EvalSet, of_role
 from hydractl.files.checkpoint import FileTensors
-from hydractl.files.header import read_header
+from hydractl.files.header import TensorInfo, read_header
 from hydractl.files.predictions_header import PredictedModelRecord, PredictedSetRecord, PredictionsRecord
 from hydractl.jsonio import shown
 from hydractl.model.prediction import Chosen
@@ -46,39 +40,25 @@ class Predictions(LogitsProvider):
         self.origin = str(tensors.path)
         self.sets = sets
         self._tensors = tensors
-        self.members, _, self.classes = self.shape(0)  # of the first set's logits; all sets have the same
+        # The place of each set in the file by its fingerprint, of samples and labels. Equal sets have the same logits;
+        # of these the first counts, as test sets come first.
+        self._places = {dataset.fingerprint: place for place, dataset in reversed([*enumerate(sets)])}
+        self.members, _, self.classes = tensors.info(tensor_name(0, "logits")).shape  # all sets have the same
 
-        # No model runs, so there are no inputs (images or texts) to read, and no list of the samples that it has seen
-        # (was trained or fitted on): already_seen() returns their stored number.
-        self.reads = None
-        self.seen = []
-
-        # What was fitted for the model, e.g. a temperature, and the scores on features: their values are in the file.
+        # Of the samples that it has seen (was trained or fitted on) there is no list: already_seen() returns the stored
+        # number. What was fitted for the model, e.g. a temperature, and the values of scores on features are there.
         self.stored = Chosen.of(model.to_dict(), self.origin)
         self.on_features = list(model.feature_scores or ())
         self.scores_fitted_on = model.fitted_on
 
-    @property
-    def sha256(self) -> str | list[str] | None:
-        """The SHA-256 of the model that made the predictions, or a list for several models."""
-        return self.record.sha256
-
-    def shape(self, index: int) -> tuple[int, ...]:
-        """Return the shape of the logits of the set at an index, ``(members, N, classes)``."""
-        return self._tensors.info(tensor_name(index, "logits")).shape
-
     def stored_sets(self) -> list[EvalSet]:
         """Return the test sets in the file, the in-distribution (ID) set first."""
-        test_sets = [dataset for dataset in self.sets if dataset.role in (ID, OOD, CORRUPTION)]
-        # The sort is stable, so all other sets stay in their order.
-        test_sets.sort(key=lambda dataset: dataset.role != ID)
-        # already_seen() returns the stored number.
-        return [replace(dataset, seen=0, spec=self.origin) for dataset in test_sets]
+        return [*of_role(self.sets, ID), *of_role(self.sets, OOD, CORRUPTION)]
 
     def check_sets(self, sets: Sequence[EvalSet]) -> None:
         """Raise an error if a data set (except training data) is not in the file with exactly the same samples."""
         needed = [dataset for dataset in sets if dataset.role != TRAIN]
-        missing_names = [dataset.name for dataset in needed if self._index_of_set(dataset) is None]
+        missing_names = [dataset.name for dataset in needed if dataset.fingerprint not in self._places]
         if missing_names:
             names_in_file = ", ".join(dataset.name for dataset in self.sets)
             raise InputError(
@@ -88,36 +68,19 @@ class Predictions(LogitsProvider):
 
     def already_seen(self, dataset: EvalSet) -> int:
         """Return the number of seen samples that is stored in the file; 0 if the file does not have the set."""
-        index = self._index_of_set(dataset)
-        return 0 if index is None else self.sets[index].seen
-
-    def _index_of_set(self, dataset: EvalSet) -> int | None:
-        """Return the index of a set with the same samples and labels, and so the same logits; None without one."""
-        wanted = dataset.fingerprint
-        return next((index for index, stored in enumerate(self.sets) if stored.fingerprint == wanted), None)
+        place = self._places.get(dataset.fingerprint)
+        return 0 if place is None else self.sets[place].seen
 
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:
-        """Yield the stored logits of all samples in a set, in pieces that fit into memory.
+        """Return an iterator over the stored logits of all samples in a set, in pieces that fit into memory.
 
         Samples without logits, which could not be read when the file was written (``--on-bad skip``), are left out.
 
         Args:
-            dataset: the data set, which the file has.
+            dataset: the data set, which the file has (:meth:`check_sets`).
             rows: ignored; a model that runs takes the indices of samples here.
         """
-        index = self._index_of_set(dataset)
-        assert index is not None  # check_sets() was called before
-        for piece in ranges(self.shape(index)):  # B neighbouring samples
-            logits = read_samples(self._tensors, tensor_name(index, "logits"), piece)  # [M, B, C]
-            has_logits = ~is_empty(logits)  # [B]
-            if not has_logits.any():
-                continue
-            scores = {}
-            for name in self.on_features:
-                values = read_samples(self._tensors, tensor_name(index, f"scores.{name}"), piece)  # [M, B, 1]
-                scores[name] = values[:, has_logits, 0]
-            indices = np.asarray(piece)[has_logits].tolist()
-            yield LogitsBatch(indices, logits[:, has_logits], scores)
+        return stored_batches(self._tensors, self._places[dataset.fingerprint], self.on_features)
 
 
 def is_predictions(path: str | Path) -> bool:
@@ -164,97 +127,75 @@ def read_predictions(path: str | Path) -> Predictions:
             raise InputError(f"{path} holds the logits of a {gone}, which hydractl 0.1.0 reads", hint=_HINT)
     model = record.model
 
-    # Check each data set and, if all are right, the data sets together.
-    sets = []
-    problems = []
+    # The tensors must be those that the header promises. The logits of the first set have the members and classes of
+    # all; the number of bytes that the ids take stands nowhere else.
+    logits = header.tensors.get(tensor_name(0, "logits"))
+    if logits is None or logits.dtype not in LOGIT_FORMATS or len(logits.shape) != 3 or 0 in logits.shape:
+        raise InputError(f"{path} is broken", _HINT, ["its first set has no logits"])
+    members, _, classes = logits.shape
+    problems = _problems_between_sets([(entry.role, entry.name) for entry in record.sets])
+    if model.labels is not None and len(model.labels) != classes:
+        problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
     for index, entry in enumerate(record.sets):
-        try:
-            sets.append(_read_set(entry, index, tensors, model.feature_scores or ()))
-        except InputError as error:
-            problems.append(f"set {index}: {error.message}")
-    if not problems:
-        shapes = [tensors.info(tensor_name(index, "logits")).shape for index in range(len(sets))]
-        problems = _problems_between_sets([(dataset.role, dataset.name) for dataset in sets], shapes)
-        classes = shapes[0][2]
-        if model.labels is not None and len(model.labels) != classes:
-            problems.append(f"its model has {len(model.labels)} labels and {classes} classes")
+        ids = header.tensors.get(tensor_name(index, "ids"))
+        id_bytes = 0 if ids is None else ids.numel
+        logits_of_set = TensorInfo(logits.dtype, (members, entry.n, classes))
+        expected = tensor_infos(index, logits_of_set, id_bytes, entry.labelled, model.feature_scores or ())
+        for name, info in expected.items():
+            there = header.tensors.get(name)
+            if there is None or (there.dtype, there.shape) != (info.dtype, info.shape):
+                problems.append(f"{name} is missing or of another shape")
     if problems:
         raise InputError(f"{path} is broken", _HINT, problems)
+
+    # Ids and labels.
+    try:
+        sets = [_read_set(entry, index, tensors, classes) for index, entry in enumerate(record.sets)]
+    except InputError as error:
+        raise InputError(f"{path} is broken", _HINT, [error.message]) from None
     return Predictions(tensors, model, sets)
 
 
-def _read_set(entry: PredictedSetRecord, index: int, tensors: FileTensors, scores: Sequence[str]) -> EvalSet:
-    """Return a data set of a file with its ids and labels, after checking that all its tensors are as its record says.
+def _read_set(entry: PredictedSetRecord, index: int, tensors: FileTensors, classes: int) -> EvalSet:
+    """Return a data set of a file with its ids and labels.
 
     Args:
         entry: the record of the set in the header.
         index: the index of the set in the file.
-        tensors: the tensors of the file.
-        scores: the names of the OOD scores on features that the set must have.
+        tensors: the tensors of the file, which are those that the record promises.
+        classes: the number of classes.
 
     Raises:
-        InputError: with the first problem.
+        InputError: the ids or labels are broken.
     """
-    # The logits must be [members, samples, classes]. They decide the number of members.
-    infos = tensors.header.tensors
-    logits = infos.get(tensor_name(index, "logits"))
-    has_logits = logits is not None and logits.dtype in LOGIT_FORMATS and len(logits.shape) == 3
-    if logits is None or not has_logits or logits.shape[1] != entry.n or 0 in logits.shape:
-        raise InputError(f"it has no logits of {entry.n} samples")
-
-    # The scores, ids and labels must have the same number of samples.
-    ids = infos.get(tensor_name(index, "ids"))
-    id_bytes = 0 if ids is None else ids.numel
-    for name, expected in tensor_infos(index, logits, id_bytes, entry.labelled, scores).items():
-        info = infos.get(name)
-        if info is None or (info.dtype, info.shape) != (expected.dtype, expected.shape):
-            _, _, part = name.rpartition(".")
-            raise InputError(f"its {part} are missing or of another shape")
-
-    # The labels must be numbers of classes.
     labels = None
     if entry.labelled:
         labels = tensors.read(tensor_name(index, "labels")).numpy()
-        _, _, classes = logits.shape
-        if labels.min() < 0 or labels.max() >= classes:
-            raise InputError(f"a label is outside 0..{classes - 1}")
-    return EvalSet(
-        name=entry.name,
-        role=entry.role,
-        group=entry.group,
-        ids=_read_ids(tensors, index),
-        labels=labels,
-        known_fingerprint=entry.fingerprint,
-        seen=entry.seen,
-    )
+        if ((labels < 0) | (labels >= classes)).any():
+            raise InputError(f"a label of {entry.name} is outside 0..{classes - 1}")
 
-
-def _read_ids(tensors: FileTensors, index: int) -> list[str]:
-    """Return the ids of the samples in the set at an index.
-
-    All ids are stored in one text without separators, and a second tensor has the position at which each id ends: the
-    ids "a" and "bc" are stored as "abc" and [1, 3]. These positions must not decrease, and the last one must be the
-    length of the text.
-
-    Raises:
-        InputError: they are stored in another way.
-    """
+    # All ids are one text without separators, and a second tensor has the position at which each id ends: the ids "a"
+    # and "bc" are stored as "abc" and [1, 3].
     joined_ids = tensors.read(tensor_name(index, "ids")).numpy().tobytes()
     id_ends = tensors.read(tensor_name(index, "id_ends")).tolist()
     bounds = [0, *id_ends]
     never_decrease = bounds == sorted(bounds)
     if not never_decrease or bounds[-1] != len(joined_ids):
-        raise InputError("its ids are broken")
-    return [joined_ids[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)]
+        raise InputError(f"the ids of {entry.name} are broken")
+    return EvalSet(
+        name=entry.name,
+        role=entry.role,
+        group=entry.group,
+        ids=[joined_ids[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)],
+        labels=labels,
+        known_fingerprint=entry.fingerprint,
+        seen=entry.seen,
+        spec=str(tensors.path),
+    )
 
 
-def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return a sentence for each problem between the data sets of a file; empty if they fit each other.
-
-    Args:
-        sets: the role and the name of each set.
-        shapes: the shape of the logits of each set, ``(members, N, classes)``.
-    """
+def _problems_between_sets(sets: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a sentence for each problem between the data sets of a file, whose roles and names these are."""
     problems = []
 
     # There must be exactly one ID set, and no two sets with the same role and name.
@@ -269,11 +210,6 @@ def _problems_between_sets(sets: Sequence[tuple[str, str]], shapes: Sequence[Seq
         is_reserved = role == "ood" and name == "edges"
         if is_misnamed or is_reserved:
             problems.append(f"the set of the role {role} has the name {shown(name)}")
-
-    # All sets were measured with the same model.
-    members_and_classes = {(members, classes) for members, _, classes in shapes}
-    if len(members_and_classes) > 1:
-        problems.append("its sets are of different numbers of members or classes")
 
     # For each severity there is a mean over all corruptions, so every corruption needs the same severities. The name
     # of a set is CORRUPTION/SEVERITY, and no name occurs twice: 2 corruptions with 3 severities each are 6 sets.

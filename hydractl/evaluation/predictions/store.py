@@ -7,7 +7,7 @@ be resumed with the missing samples, and the finished file is equal byte by byte
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,20 +82,6 @@ def tensor_infos(
     return {tensor_name(index, part): info for part, info in infos.items()}
 
 
-def ranges(shape: Sequence[int]) -> list[range]:
-    """Return ranges of neighbouring samples that together are all samples, each with about 4 MiB of logits at most.
-
-    A range has at least one sample, however large its logits are.
-
-    Args:
-        shape: the shape of all logits, ``[members, N, classes]``.
-    """
-    members, samples, classes = shape
-    bytes_of_sample = members * classes * 4  # in float32
-    step = max(1, BLOCK_BYTES // bytes_of_sample)  # samples in a range
-    return [range(start, min(samples, start + step)) for start in range(0, samples, step)]
-
-
 def is_empty(logits: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which samples have a logit that was never written, bool ``[N]``.
 
@@ -126,6 +112,37 @@ def read_samples(tensors: FileTensors, name: str, rows: range) -> npt.NDArray[An
     return np.stack(values_by_member)
 
 
+def stored_batches(
+    tensors: FileTensors, index: int, scores: Sequence[str], without: Sequence[int] = ()
+) -> Iterator[LogitsBatch]:
+    """Yield the stored logits of a data set in the order of its samples, in pieces of about 4 MiB at most.
+
+    A piece has at least one sample, however large its logits are. Samples without logits are left out.
+
+    Args:
+        tensors: the file.
+        index: the index of the set in the file.
+        scores: the names of the OOD scores on features to read beside the logits.
+        without: the indices of further samples to leave out.
+    """
+    logits_name = tensor_name(index, "logits")
+    members, samples, classes = tensors.info(logits_name).shape
+    bytes_of_sample = members * classes * 4  # in float32
+    step = max(1, BLOCK_BYTES // bytes_of_sample)  # samples in a piece
+    for start in range(0, samples, step):
+        piece = range(start, min(samples, start + step))  # B neighbouring samples
+        logits = read_samples(tensors, logits_name, piece)  # [M, B, C]
+        is_wanted = ~is_empty(logits) & ~np.isin(piece, without)  # [B]
+        if not is_wanted.any():
+            continue
+        wanted_scores = {}
+        for name in scores:
+            values = read_samples(tensors, tensor_name(index, f"scores.{name}"), piece)  # [M, B, 1]
+            wanted_scores[name] = values[:, is_wanted, 0]
+        rows = np.asarray(piece)[is_wanted].tolist()
+        yield LogitsBatch(rows, logits[:, is_wanted], wanted_scores)
+
+
 class PredictionsWriter:
     """Writes a predictions file.
 
@@ -140,6 +157,7 @@ class PredictionsWriter:
 
     Attributes:
         path: the path of the unfinished file.
+        sets: the data sets.
         resumed: whether a file of a stopped run is continued.
 
     Raises:
@@ -160,6 +178,7 @@ class PredictionsWriter:
         resume: bool = False,
     ) -> None:
         self.path = path
+        self.sets = sets
         self._scores = list(scores)
         description = {
             "schema": PREDICTIONS_SCHEMA,
@@ -232,9 +251,11 @@ class PredictionsWriter:
 
     def missing(self, index: int) -> npt.NDArray[np.bool_]:
         """Return which samples of the set at an index have no logits yet, bool ``[N]``."""
-        name = tensor_name(index, "logits")
-        pieces = ranges(self._tensors.info(name).shape)
-        return np.concatenate([is_empty(read_samples(self._tensors, name, rows)) for rows in pieces])
+        _, samples, _ = self._tensors.info(tensor_name(index, "logits")).shape
+        is_missing = np.ones(samples, dtype=np.bool_)
+        for batch in stored_batches(self._tensors, index, ()):
+            is_missing[batch.rows] = False
+        return is_missing
 
     def write(
         self,
@@ -280,23 +301,9 @@ class PredictionsWriter:
                 self._file.write(values_of_sample)
         self._file.flush()
 
-    def read(self, index: int, rows: Sequence[int]) -> LogitsBatch:
-        """Return what :meth:`write` has written of some samples.
-
-        Args:
-            index: the index of the data set in the file.
-            rows: the indices of the samples, in any order.
-        """
-
-        def read_part(part: str) -> npt.NDArray[Any]:
-            """Return the values of the samples in a tensor, ``[members, len(rows), columns]``."""
-            name = tensor_name(index, part)
-            of_each_sample = [read_samples(self._tensors, name, range(row, row + 1)) for row in rows]
-            return np.concatenate(of_each_sample, axis=1)
-
-        # The scores have one column.
-        scores = {score: read_part(f"scores.{score}")[:, :, 0] for score in self._scores}
-        return LogitsBatch(rows, read_part("logits"), scores)
+    def batches(self, index: int, without: Sequence[int] = ()) -> Iterator[LogitsBatch]:
+        """Yield what :meth:`write` has written; the arguments are those of :func:`stored_batches`."""
+        return stored_batches(self._tensors, index, self._scores, without)
 
     def __enter__(self) -> PredictionsWriter:
         return self
@@ -340,8 +347,6 @@ def _has_header(path: Path) -> bool:
 
 def _flat(description: Mapping[str, object]) -> dict[str, object]:
     """Return a description with the entries of ``model`` moved to the top level, so that each is compared by itself."""
-    flat = {key: value for key, value in description.items() if key != "model"}
-    model = description.get("model")
-    if isinstance(model, dict):
-        return {**model, **flat}
-    return flat
+    flat = dict(description)
+    model = flat.pop("model", None)
+    return {**model, **flat} if isinstance(model, dict) else flat

@@ -1,8 +1,8 @@
 """The interface of everything that an evaluation can measure: a provider gives the logits of its members.
 
 To measure something else, write a subclass of :class:`LogitsProvider` that sets the attributes without a default, and
-defines :attr:`~LogitsProvider.sha256` and :meth:`~LogitsProvider.batches`. The defaults of the other methods are right
-for a provider without a file of stored logits that fits nothing. ``rows.open_rows_and_sets`` opens providers.
+defines :meth:`~LogitsProvider.batches`. The defaults of the other methods are right for a provider without a file of
+stored logits that fits nothing. ``rows.open_rows_and_sets`` opens providers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,9 @@ class LogitsProvider(ABC):
         classes: the number of classes C.
         reads: the kind of samples, ``image`` or ``text``; None for stored predictions.
         members: the number of members M.
-        heads: for every site (attention block), the number of heads and the heads that each member keeps.
         cost: the number of parameters (``params``) and of multiply-adds (``macs``; None if unknown).
         seen: fingerprints of the samples to which something was fitted for the model.
         stored: what ``calibrate`` has chosen for it, in its file or in one of ``--calibration``.
-        training: the history of its members' trainings (:mod:`hydractl.files.training_history`).
-        max_length: the number of tokens at which it cuts texts, or None.
-        prompt: the templates of a zero-shot model, or None.
-        mc_dropout: the settings of MC dropout if its members are such passes, else None.
         on_features: the names of OOD scores on features that need no training data.
         detector: the fitted OOD scores on features of this command; None if there are none.
         scores_fitted_on: the data that these, or those of a predictions file, are fitted to; None if they need none.
@@ -48,9 +43,9 @@ class LogitsProvider(ABC):
     """
 
     classes: int
-    reads: str | None
+    reads: str | None = None
     members: int
-    seen: Sequence[Entry]
+    seen: Sequence[Entry] = ()
     stored: Chosen
     on_features: Sequence[str] = ()
     detector: Detector | None = None
@@ -62,17 +57,12 @@ class LogitsProvider(ABC):
         self.record = record
         self.name = record.name
         self.labels = record.labels
-        self.heads = record.heads or []
         self.cost = record.cost or CostRecord()
-        self.training = record.training
-        self.max_length = record.max_length
-        self.prompt = record.prompt
-        self.mc_dropout = record.mc_dropout
 
     @property
-    @abstractmethod
     def sha256(self) -> str | list[str] | None:
         """The SHA-256 of its file, a list for an ensemble of several files; None if it is unknown."""
+        return self.record.sha256
 
     @abstractmethod
     def batches(self, dataset: EvalSet, rows: Sequence[int] | None = None) -> LogitsBatches:

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from hydractl.data.names import read_words
-from hydractl.evaluation.inputs import keep, kept_values, read_batches
+from hydractl.evaluation.inputs import KEPT, read_batches
 from hydractl.evaluation.mc_dropout import dropout_logits, turn_on, with_layers
 from hydractl.evaluation.options import EvalRunOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
@@ -267,7 +265,7 @@ class RunningModel(LogitsProvider):
             labels = None if data is None else data.labels
             negative_words = _negative_words(names_to_fit, what)
             with torch.inference_mode():
-                features = self._training_features(models, data, labels, self._of_layers(names_to_fit))
+                features = self._training_features(models, data, self._of_layers(names_to_fit))
                 # Its fingerprint is known once the samples were read.
                 fitted_on = self.fit_record(names_to_fit, data, what)
                 fitted = fit_detector(names_to_fit, models, features, labels, what.knn_k, fitted_on, negative_words)
@@ -309,7 +307,6 @@ class RunningModel(LogitsProvider):
         self,
         models: Sequence[HydraModel],
         data: EvalSet | None,
-        labels: npt.NDArray[np.int64] | None,
         of_layers: Sequence[str],
     ) -> TrainingFeatures:
         """Return the members' features of the training data; in a study those that were kept, if there are some.
@@ -317,21 +314,21 @@ class RunningModel(LogitsProvider):
         Args:
             models: the models that run one after another, with their weights.
             data: the training data; None gives empty features, for scores that need none.
-            labels: the labels of the data; None without any.
             of_layers: the names of the scores that take the features of every layer.
         """
         # Only the features of layers are summed by label; hedge also needs the held-out ones one by one.
-        labels_of_sums = labels if of_layers else None
+        labels_of_sums = data.labels if data is not None and of_layers else None
         holds_out = HEDGE in of_layers
-        kept = kept_values()  # None outside of a study
-        if data is None or kept is None:
+
+        memory = KEPT.get()  # None outside of a study
+        if data is None or memory is None:
             return read_training(models, self._fitting_inputs(data), labels_of_sums, holds_out=holds_out)
 
         # Features are kept under everything that decides them. Kept ones may lack those of layers.
         decisive = self.record.model_dump(include=set(DecisiveRecord.model_fields))
         key = canonical_json({"sha256": self.sha256, "data": data.fingerprint, **decisive})
-        if key in kept:
-            features: TrainingFeatures = kept[key]
+        features: TrainingFeatures | None = memory.values.get(key)
+        if features is not None:
             first_member = features.members[0]
             has_sums = labels_of_sums is None or first_member.layers
             has_held_out = not holds_out or first_member.held_out
@@ -341,7 +338,7 @@ class RunningModel(LogitsProvider):
         computed = read_training(models, self._fitting_inputs(data), labels_of_sums, holds_out=holds_out)
         # Keep them, unless samples could not be read: every run has to try to read these, as it has to report them.
         if len(computed.rows) == len(data):
-            keep(key, computed, computed.nbytes)
+            memory.keep(key, computed, computed.nbytes)
         return computed
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from hydractl.cli.app import main
 from hydractl.evaluation.predictions.store import PredictionsWriter
 from hydractl.evaluation.sets import EvalSet
+from hydractl.files import header
 from tests.running import described
 
 HEADS = [{"site": "blocks.0.attn", "tower": "main", "heads": 3, "kept": [[0, 1]]}]
@@ -87,12 +89,15 @@ def test_damage_is_one_error(change: Any, tmp_path: Path, capsys: Any) -> None:
     assert found.err.startswith("error: ") and "p.st" in found.err and "internal" not in found.err and not found.out
 
 
-def test_sets_of_other_shapes_are_refused() -> None:
-    from hydractl.evaluation.predictions.reading import _problems_between_sets as set_problems
-
-    sets = [("id", "id"), ("ood", "s")]
-    assert set_problems(sets, [(2, 4, 3), (2, 9, 3)]) == []
-    assert set_problems(sets, [(2, 4, 3), (1, 9, 3)]) and set_problems(sets, [(2, 4, 3), (2, 9, 4)])
+@pytest.mark.parametrize("shape", [(2, 2, 3), (1, 2, 4), (1, 3, 3)])
+def test_sets_of_other_shapes_are_refused(shape: tuple[int, ...], tmp_path: Path, capsys: Any) -> None:
+    """The second set, of two samples, has other members, classes or samples than the header and the first set say."""
+    tensors = safetensors.numpy.load_file(written(tmp_path / "p.st"))
+    tensors["sets.1.logits"] = np.zeros(shape, np.float32)
+    description = header.read_header(tmp_path / "p.st").metadata["hydractl"]
+    safetensors.numpy.save_file(tensors, tmp_path / "other.st", {"hydractl": description})
+    assert main(["eval", str(tmp_path / "other.st"), "-q"]) == 3
+    assert "sets.1.logits is missing or of another shape" in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_broken_threshold_is_refused() -> None:

@@ -55,7 +55,6 @@ def test_what_is_written_in_any_order_is_read_in_order(tmp_path: Path, kind: str
         assert [row for rows, *_ in parts for row in rows] == list(range(expected.shape[1]))
         logits = np.concatenate([values for _, values, _ in parts], axis=1)
         assert np.array_equal(logits, expected.astype("f4" if kind == "F32" else "f8"))
-        assert found.shape(index) == expected.shape
         own = found.sets[index]
         assert (own.name, own.ids) == (name, entries()[index].ids)
     assert np.array_equal(found.sets[0].labels, LABELS)
@@ -80,8 +79,13 @@ def test_an_unfinished_file_is_gone_on_with_to_the_same_bytes(tmp_path: Path, do
         written = {row for i, rows in work[:done] if i == index for row in rows}
         left = [i for i in range(LOGITS[name].shape[1]) if i not in written]
         assert np.flatnonzero(again.missing(index)).tolist() == left
-        for row in written:
-            assert np.array_equal(again.read(index, [row]).logits[:, 0], LOGITS[name][:, row].astype("f4"))
+        kept = list(again.batches(index, without=left[:1]))
+        assert [row for batch in kept for row in batch.rows] == sorted(written)
+        for batch in kept:
+            assert np.array_equal(batch.logits, LOGITS[name][:, batch.rows].astype("f4"))
+        assert [row for batch in again.batches(index, without=[*written][:1]) for row in batch.rows] == sorted(
+            [*written][1:]
+        )
         if left:
             again.write(index, left, LOGITS[name][:, left])
     again.close()
@@ -131,8 +135,8 @@ def test_only_predictions_are_predictions(tmp_path: Path) -> None:
     ("change", "complaint"),
     [
         (lambda d: d.update(sets=[]), "sets is []: "),
-        (lambda d: d["sets"][0].update(n=12), "set 0: it has no logits of 12 samples"),
-        (lambda d: d["sets"][1].update(labelled=True), "set 1: its labels are missing or of another shape"),
+        (lambda d: d["sets"][0].update(n=12), "sets.0.logits is missing or of another shape"),
+        (lambda d: d["sets"][1].update(labelled=True), "sets.1.labels is missing or of another shape"),
         (lambda d: d["sets"][1].update(group="middle"), "sets[1].group is 'middle': Input should be 'near' or 'far'"),
         (lambda d: d["sets"][1].update(role="id"), "it has no one ID set, or two sets of one name"),
     ],
