@@ -255,6 +255,12 @@ def _starting_point(
         seen += seen_in(document, options.share_from.text)
         kept_by_model = set(source.description.mask.kept_heads)
         removed_at_start = kept_by_model.intersection(ranking.start)
+        if len(removed_at_start) > total:
+            raise InputError(
+                f"{options.share_from.text} begins with {len(removed_at_start)} heads gone, "
+                f"more than the {total} of this search",
+                hint="take a circuit that begins with all heads, or a larger budget",
+            )
         longest = len(removed_at_start) + len(ranking.removed)
         if longest < total:
             raise InputError(

@@ -121,6 +121,9 @@ def ranking_from_json(document: Any, sites: Sequence[Site], origin: str) -> Rank
     circuit = CircuitHeads.checked(document, f"circuit {origin} has not the form of a circuit")
     heads_of_site = {site.path: site.heads for site in sites}
     problems: list[str] = []
+    for path, heads in circuit.sites.items():  # a circuit need not say how many heads there were
+        if path in heads_of_site and heads != heads_of_site[path]:
+            problems.append(f"site {path} has {heads} heads in the circuit, {heads_of_site[path]} in the model")
     removed: dict[Head, None] = {}  # each once, in their order
     for number, step in enumerate(circuit.removed, start=1):
         if step.site not in heads_of_site:

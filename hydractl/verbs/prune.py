@@ -184,7 +184,8 @@ def choose(source: Source, wanted: Selection, log: Log) -> HeadChoice:
 
     # A circuit: its search may have started from a pruned model, with ``gone_at_start`` heads fewer than this one.
     ranking = ranking_from_json(wanted.circuit.content, source.sites, wanted.circuit.text)
-    heads_present = set(source.description.mask.kept_heads)
+    paths = _paths_of_circuit(wanted.circuit, source, wanted.tower)
+    heads_present = set(source.description.mask.at(paths).kept_heads)
     gone_at_start = len(heads_present.intersection(ranking.start))
     if wanted.val and gone_at_start:
         raise UsageError(
@@ -459,18 +460,14 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
 
     Raises:
         InputError: the circuit belongs to a tower that the model does not have.
+        UsageError: the budget is smaller than the number of heads that the search began without.
     """
     # The search may have started from a model without some heads, which are removed first.
     ranking = ranking_from_json(circuit.content, source.sites, circuit.text)
     mask_at_start = source.description.mask.without(ranking.start)
 
     # If the circuit ranks the heads of one tower, the budget counts only the heads of that tower.
-    tower_of_circuit: str | None = circuit.content.get("tower")
-    towers = ("both", *(site.tower for site in source.sites))
-    if tower_of_circuit is not None and tower_of_circuit not in towers:
-        tower_shown = shown(tower_of_circuit)
-        raise InputError(f"circuit {circuit} is of the tower {tower_shown}, which {source.name} does not have")
-    paths = site_paths(source, wanted.tower or tower_of_circuit)
+    paths = _paths_of_circuit(circuit, source, wanted.tower)
     mask_of_model = source.description.mask.at(paths)
     mask_at_start_of_tower = mask_at_start.at(paths)
 
@@ -480,8 +477,13 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
     else:
         # The budget counts from the model, so heads that the circuit's start had lost count as well.
         gone_at_start = len(mask_of_model.kept_heads) - len(mask_at_start_of_tower.kept_heads)
-        count = total_budget(mask_of_model, wanted.keep, wanted.remove) - gone_at_start
-    removals = max(count, 0)  # the count is negative if the circuit's start has lost more heads than the budget
+        total = total_budget(mask_of_model, wanted.keep, wanted.remove)
+        if total < gone_at_start:
+            raise UsageError(
+                f"{circuit} begins with {gone_at_start} heads gone, more than the {total} to be removed",
+                hint=f"remove at least {gone_at_start} heads, or take a circuit that begins with all heads",
+            )
+        count = total - gone_at_start
 
     # The entries of the provenance.
     facts_of_search = {key: circuit.content[key] for key in ("objective", "algorithm") if key in circuit.content}
@@ -494,12 +496,31 @@ def _choose_by_circuit(circuit: Document, source: Source, wanted: Selection, fix
         drawn_order = sample_ranking(ranking, wanted.sample_from, count, wanted.seed)
         never_drawn = ranking.removed[wanted.sample_from :]
         check_whole(ranking, never_drawn, circuit.text)
-        mask = select_global(drawn_order, mask_at_start_of_tower, removals, fixed)
+        mask = select_global(drawn_order, mask_at_start_of_tower, count, fixed)
     else:
-        mask = select_global(list(ranking.removed), mask_at_start_of_tower, removals, fixed)
+        mask = select_global(list(ranking.removed), mask_at_start_of_tower, count, fixed)
         kept_by_circuit = [(site, head) for site, head in mask.kept_heads if site not in fixed]
         check_whole(ranking, kept_by_circuit, circuit.text)
     return HeadChoice(mask_at_start.updated(mask), details, [])
+
+
+def _paths_of_circuit(circuit: Document, source: Source, tower: str | None) -> list[str]:
+    """Return the paths of the sites (attention modules) whose heads a budget counts: of the tower, if there is one.
+
+    Args:
+        circuit: the circuit, which may rank the heads of one tower.
+        source: the model.
+        tower: ``--tower``; None for that of the circuit.
+
+    Raises:
+        InputError: the circuit belongs to a tower that the model does not have.
+    """
+    tower_of_circuit: str | None = circuit.content.get("tower")
+    towers = ("both", *(site.tower for site in source.sites))
+    if tower_of_circuit is not None and tower_of_circuit not in towers:
+        tower_shown = shown(tower_of_circuit)
+        raise InputError(f"circuit {circuit} is of the tower {tower_shown}, which {source.name} does not have")
+    return site_paths(source, tower or tower_of_circuit)
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

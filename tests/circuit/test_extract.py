@@ -234,6 +234,29 @@ def test_a_start_mask_counts_for_the_budget() -> None:
     assert sum(kept) == 9 - 5
 
 
+@pytest.mark.fault(24)
+def test_a_budget_below_the_heads_that_a_circuit_begins_without(capsys: pytest.CaptureFixture[str]) -> None:
+    mask = {"schema": "hydractl.mask/1", "sites": {path: {"heads": 3, "kept": [0, 2]} for path in SITES}}
+    Path("m.json").write_text(json.dumps(mask))
+    run(*SEARCH, "--start-mask", "m.json", "--budget", "5", "-o", "s.json")
+    prune = ["prune", "base.st", "--circuit", "s.json"]
+    for budget in (["--remove", "2"], ["--remove", "2", "--sample-from", "2"], ["--keep", "3"]):
+        run(*prune, *budget, "-o", "n.st", code=2)
+        removes = 0 if "--keep" in budget else 2
+        said = capsys.readouterr().err
+        assert f"error: s.json begins with 3 heads gone, more than the {removes} to be removed" in said
+        assert not Path("n.st").exists()
+    run(*prune, "--remove", "3", "-o", "p.st")
+    assert read_json("p.mask.json")["sites"] == mask["sites"]
+    shared = ["--share-from", "s.json", "--share-sites", "1"]
+    run(*SEARCH, *shared, "--budget", "2", "-o", "n.json", code=3)
+    assert "error: s.json begins with 3 heads gone, more than the 2 of this search" in capsys.readouterr().err
+    run(*SEARCH, *shared, "--budget", "4", "-o", "t.json")
+    gone = {tuple(head) for head in [*removed("s.json")[:1], *((path, 1) for path in SITES)] if head[0] == SITES[0]}
+    start = read_json("t.json")["start_mask"]["sites"]
+    assert gone == {(path, head) for path in SITES for head in range(3) if head not in start[path]["kept"]}
+
+
 def test_leading_sites_shared_with_a_circuit() -> None:
     run(*SEARCH, "--share-from", "full.avg.json", "--share-sites", "1", "--budget", "5", "--objective", "acc",
         "-o", "s.json")  # fmt: skip

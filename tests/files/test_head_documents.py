@@ -280,6 +280,14 @@ def test_a_ranking_may_start_from_a_mask() -> None:
     ]
 
 
+@pytest.mark.fault(20)
+def test_a_circuit_of_a_model_with_other_numbers_of_heads_is_refused() -> None:
+    document = {"schema": "hydractl.circuit/2", "sites": {A: 3, B: 12, C: 4}, "removed": [{"site": B, "head": 1}]}
+    caught = refused(InputError, ranking_from_json, document, SITES, "c.json")
+    assert caught.message == "circuit c.json does not fit the model"
+    assert caught.problems == [f"site {B} has 12 heads in the circuit, 2 in the model"]
+
+
 @pytest.mark.fault(21)
 def test_every_problem_of_a_ranking_is_listed() -> None:
     steps = [(A, 0), ("x", 0), (A, 3), (A, 0)]

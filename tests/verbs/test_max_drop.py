@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import hydractl
+from hydractl.model.source import open_source
 from hydractl.verbs.max_drop import steps_within
-from tests.pico import without_heads
+from tests.pico import published, without_heads
 from tests.running import link_files, read_json
 from tests.running import quiet as run
 from tests.spread import marked_release
@@ -164,3 +166,19 @@ def test_a_logit_that_is_not_finite_ends_the_search(
     words = ["prune", "base.st", "--method", "random", "--max-drop", "0.1", "--val", "val.npz", "-o", "a.st"]
     assert main(words) == 6
     assert "a logit is not finite while it runs without some heads" in capsys.readouterr().err
+
+
+def test_heads_gone_in_the_other_tower_at_the_start_count_for_nothing(here: Path) -> None:
+    clip = published("clip", here / "clip")
+    sites = {site.path: site for site in open_source(str(clip)).sites}
+    kept = {path: {"kept": [1, 2] if site.tower == "text" else [0, 1, 2]} for path, site in sites.items()}
+    visual = next(path for path, site in sites.items() if site.tower == "visual")
+    steps = [{"site": visual, "head": head, "correct": correct, "n_id": 10} for head, correct in ((0, 9), (1, 5))]
+    circuit = {"schema": "hydractl.circuit/2", "tower": "visual", "start_mask": {"sites": kept}, "removed": steps}
+    Path("c.json").write_text(json.dumps({**circuit, "base": {"correct": 10, "n_id": 10}}))
+    run("prune", "clip", "--circuit", "c.json", "--remove", "auto", "--max-drop", "0.1", "-o", "p.st")
+    pruned = read_json("p.mask.json")["sites"]
+    assert pruned[visual]["kept"] == [1, 2]  # the second step loses too much
+    assert {path: pruned[path]["kept"] for path in kept if path != visual} == {
+        path: one["kept"] for path, one in kept.items() if path != visual
+    }
