@@ -11,6 +11,7 @@ from hydractl.files.description import Description
 from hydractl.files.fingerprints import Entry
 from hydractl.files.model_records import EpochRecord, TrainingRecord
 from hydractl.files.results import Count, Number, Record, optional
+from hydractl.files.verb_answers import LearningRateTrial
 
 
 class _SoundEpoch(EpochRecord):
@@ -28,6 +29,24 @@ class _FinishedTraining(Record):
     kept_epoch: int | None = None
     train: Any = None
     val: Any = None
+
+
+class _ResultsOfTraining(Record):
+    """What a training has written into the settings of its output, beside those that decided it."""
+
+    lr: float
+    history: Sequence[EpochRecord]
+    kept_epoch: Count | None = None
+    stopped_early: bool | None = None
+    grid: Sequence[LearningRateTrial] | None = None
+
+
+class FinishedRecord(Record):
+    """What of the provenance of an output tells which training wrote it, and what came of it."""
+
+    inputs: Annotated[Sequence[str], Field(min_length=1)]
+    seed: int
+    settings: _ResultsOfTraining
 
 
 def trainings_of(descriptions: Iterable[Description]) -> list[TrainingRecord]:

@@ -23,6 +23,7 @@ from hydractl.errors import InputError, OutputError
 from hydractl.files.atomic import Output, storing
 from hydractl.files.checkpoint import DictTensors, FileTensors, write_checkpoint
 from hydractl.files.header import read_header
+from hydractl.files.training_history import UnfinishedRecord
 from hydractl.jsonio import differences
 from hydractl.log import Log
 
@@ -157,7 +158,7 @@ class StateFile:
         file = FileTensors(self.path)
         header = self.header()
         tensors = {name: file.read(name) for name in file.names()}
-        if header["data_sha256"] != _digest_of_tensors(tensors):
+        if header.get("data_sha256") != _digest_of_tensors(tensors):
             raise InputError(f"{self.path} is damaged: its tensors are not those that were saved", hint=START_OVER)
 
         # Other versions or another machine only make a warning: the run can go on, with other rounding.
@@ -172,11 +173,12 @@ class StateFile:
         """Return the header of the saved run, after checking that it was begun with the settings of this one.
 
         Raises:
-            InputError: the file is of another kind, or belongs to another run; all differences are listed.
+            InputError: the file is of another kind, damaged, or belongs to another run; all differences are listed.
         """
         header = read_header(self.path).description or {}
         if header.get("schema") != SCHEMA:
             raise InputError(f"{self.path} is no {SCHEMA} file", hint="move it away, or choose another output with -o")
+        UnfinishedRecord.checked(header, f"{self.path} is damaged: its header is not as it was saved", START_OVER)
         problems = differences(header["fingerprint"], self.fingerprint, "in the unfinished run")
         if problems:
             hint = f"give the settings it was begun with, or {START_OVER}"

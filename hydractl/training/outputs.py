@@ -20,6 +20,7 @@ from hydractl.files.checkpoint import DictTensors, TensorSource
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.header import read_header, torch_dtype
+from hydractl.files.training_history import FinishedRecord
 from hydractl.jsonio import differences
 from hydractl.model.cost import nonzero_parameters
 from hydractl.model.source import write_model
@@ -236,7 +237,7 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
 
     * is missing,
     * was not written by ``finetune``, or
-    * was written with other settings, and ``force`` is set.
+    * was written with other settings, or broken ones, and ``force`` is set.
 
     Args:
         files: the files of this training.
@@ -244,18 +245,25 @@ def finished(files: RunFiles, fingerprint: Mapping[str, object], *, force: bool)
         force: whether outputs of another training may be overwritten.
 
     Raises:
-        InputError: an output was written with other settings, without ``force``; all differences are listed.
+        InputError: an output was written with other settings, or its settings are broken, without ``force``; all
+            differences are listed.
     """
     asked = {key: value for key, value in fingerprint.items() if value is not None}
     settings_of_outputs = []
     for path in files.weights():
         # Skip a file that `finetune` has not written. Whether it may be overwritten is checked on writing.
         try:
-            made_by = (read_header(path).description or {}).get("provenance", {})
+            made_by = (read_header(path).description or {}).get("provenance")
         except HydraError:
             continue
-        if made_by.get("verb") != "finetune":
+        if not isinstance(made_by, Mapping) or made_by.get("verb") != "finetune":
             continue
+        try:
+            FinishedRecord.checked(made_by, f"{path} does not say how it was trained", START_OVER)
+        except InputError:
+            if force:
+                continue
+            raise
 
         # Compare what the file records with the fingerprint, leaving out the results. Of several learning rates the
         # file records the best as "lr", and all as "grid"; the fingerprint has all of them as "lr".

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 import torch
 
 from hydractl.cli.app import main
-from hydractl.files.checkpoint import FileTensors
+from hydractl.files.checkpoint import DictTensors, FileTensors, write_tensors
 from hydractl.files.header import read_header
 from hydractl.training import loop
 from hydractl.training.checkpointing import _digest_of_tensors
 from tests.image_data import write_images
-from tests.running import json_lines, stopped_after
+from tests.running import described, json_lines, stopped_after
 from tests.spread import marked_long
 
 MODEL = "timm:vit_tiny_patch16_224?pretrained=0&img_size=16&patch_size=8&embed_dim=24&depth=3&num_heads=3&num_classes=5"
@@ -216,6 +217,43 @@ def test_a_damaged_or_foreign_file_is_refused(unfinished: list[str], capsys: pyt
     capsys.readouterr()
     run(*unfinished, "--resume", code=3)
     assert "is no hydractl.training/1 file" in capsys.readouterr().err
+
+
+@pytest.mark.fault(57)
+def test_headers_that_lack_what_they_should_hold_are_refused(
+    unfinished: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"schema": "hydractl.training/1", "fingerprint": {}, "environment": {}, "progress": {}}
+    for broken in ({**whole, "fingerprint": 3}, {**whole, "progress": [1]}, {"schema": whole["schema"]}):
+        with open("other.st.state", "wb") as file:
+            write_tensors(file, DictTensors({"a": torch.zeros(2)}), broken)
+        run(*unfinished, "--resume", code=3)
+        assert "other.st.state is damaged: its header is not as it was saved" in capsys.readouterr().err
+
+
+@pytest.mark.fault(57)
+def test_outputs_with_broken_settings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    clean("broken")
+    output = Path("broken.st")
+
+    def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda description: description["provenance"].update({key: value})
+
+    def changed_setting(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+        return lambda description: description["provenance"]["settings"].update({key: value})
+
+    changes = [changed("settings", [1]), changed("inputs", []), changed("seed", None)]
+    changes += [changed_setting("grid", 5), changed_setting("grid", [3]), changed_setting("history", "no")]
+    for change in changes:
+        described(Path("whole.st"), output, change)
+        before = output.read_bytes()
+        run(*TRAIN, "-o", "broken.st", "--resume", code=3)
+        assert "broken.st does not say how it was trained" in capsys.readouterr().err
+        assert output.read_bytes() == before
+    described(Path("whole.st"), output, lambda description: description.update(provenance="x"))
+    run(*TRAIN, "-o", "broken.st", "--resume", code=5)  # nobody knows who has made it
+    run(*TRAIN, "-o", "broken.st", "--resume", "--force")
+    same("broken.st")
 
 
 @pytest.mark.fault(8)
