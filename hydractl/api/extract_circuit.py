@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.heads import AUTO, DROP, OTHER_BASE, approx_option, count_of_drop
+from hydractl.api.heads import DROP, OTHER_BASE, approx_option
 from hydractl.api.making import place_for_model
 from hydractl.api.options import (
     Arch,
@@ -46,7 +46,6 @@ Objective = Literal["acc", "ood", "avg", "nll"]
 @verb(
     "extract-circuit",
     alternatives=[("budget", "keep"), ("start_mask", "share_from")],
-    before=partial(count_of_drop, counted="budget"),
 )
 def extract_circuit(
     model: OneModel,
@@ -73,9 +72,7 @@ def extract_circuit(
     ood_score: Literal["msp", "entropy", "energy", "maxlogit"] = search(
         "The OOD score whose AUROC is measured", default="msp"
     ),
-    budget: int | Literal["auto"] | None = search(
-        f"Heads to remove in all; {AUTO} [heads]", at_least=1, word="auto", metavar="N|auto"
-    ),
+    budget: int | None = search("Heads to remove in all [heads]", at_least=1),
     keep: int | None = search(
         "Heads to keep, mean per site; at each site with --algorithm headmap [heads]", at_least=0, often=True
     ),

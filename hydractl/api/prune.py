@@ -5,15 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from hydractl.api.heads import (
-    AUTO,
-    CRITERION,
-    DROP,
-    OTHER_BASE,
-    SAMPLES,
-    Order,
-    count_of_drop,
-)
+from hydractl.api.heads import CRITERION, DROP, OTHER_BASE, SAMPLES, Order
 from hydractl.api.making import made, place_for_model
 from hydractl.api.options import (
     Arch,
@@ -78,7 +70,6 @@ OBA = WEIGHT_CRITERIA["oba"]
     "prune",
     alternatives=[("method", "scores", "circuit", "mask"), ("keep", "remove", "max_drop", "weights")],
     writes="weights",
-    before=partial(count_of_drop, counted="remove"),
     further_help=lambda: {SELECTION: arguments_help()},
 )
 def prune(
@@ -98,13 +89,7 @@ def prune(
     keep: int | None = amount(
         "Heads to keep per site; mean per site with --scope global [heads]", at_least=0, often=True
     ),
-    remove: int | Literal["auto"] | None = amount(
-        f"Heads to remove per site; in all with --scope global; {AUTO} [heads]",
-        at_least=0,
-        often=True,
-        word="auto",
-        metavar="N|auto",
-    ),
+    remove: int | None = amount("Heads to remove per site; in all with --scope global [heads]", at_least=0, often=True),
     max_drop: float | None = amount(
         f"{DROP} --val or else on the samples that chose the heads; the one before is taken [fraction]",
         at_least=0,

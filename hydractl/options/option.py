@@ -48,7 +48,6 @@ class Option:
         split: the items of the list are separated by commas; else the flag is repeated for each item.
         notes: what the help says in brackets: the unit of the number, and the default in words where the value does not
             say it, as ``samples; default: all``.
-        word: a word that is allowed instead of a number.
         writes: whether it names an output; any other text may name a file that is read.
         copied: whether it may name a text file whose lines go into what is written, such as class names.
         flag_only: whether it is given on the command line or in Python alone: no file and no variable can set it.
@@ -80,7 +79,6 @@ class Option:
     reads: Callable[..., Any] | None = None
     split: bool = False
     notes: str = ""
-    word: str | None = None
     writes: bool = False
     copied: bool = False
     flag_only: bool = False
@@ -230,7 +228,7 @@ class Option:
         return text if self.reads is None else self.reads(text)
 
     def _read_number(self, given: Any) -> Any:
-        """Return a finite number in the type of the option, or the word that may stand in its place, e.g. ``auto``.
+        """Return a finite number in the type of the option.
 
         A number of a Python program is read as the text of it, so that an int may stand for a float, and a bool for
         neither.
@@ -239,17 +237,12 @@ class Option:
             ValueError: this is no such number.
         """
         text = str(given).strip().lower()
-        if text == self.word:
-            return text
         number = math.nan  # not a number, until one is read
         if self.type is float or _INTEGER.fullmatch(text):  # int() would also take "1_000", and any length
             with contextlib.suppress(ValueError):
                 number = self.type(text)
         if not math.isfinite(number):  # no number was read, or it is NaN or infinite
-            rule = f"must be {_NUMBERS[self.type]}"
-            if self.word:
-                rule += f" or {self.word}"
-            raise ValueError(f"{rule}, not {given!r}")
+            raise ValueError(f"must be {_NUMBERS[self.type]}, not {given!r}")
         return number
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -297,9 +290,6 @@ class Option:
 
         The rules: it is one of ``choices``, in the range of the bounds, and ``check`` does not raise.
         """
-        if value == self.word:  # such as "auto" in place of a number: no rule of numbers applies
-            return None
-
         # With ``reads`` the choices are examples for the help, and other texts may be read.
         if self.choices and self.reads is None and value not in self.choices:
             listed = ", ".join(self.choices)

@@ -125,14 +125,14 @@ def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
     Args:
         declared: the option as ``opt(...)`` declares it.
         name: the name of the parameter.
-        types: the parts of its annotation, e.g. ``[Sequence, int, "auto"]``.
+        types: the parts of its annotation, e.g. ``[Sequence, "acc", "ood"]``.
     """
     # What the annotation says: a list or not, allowed words, and the type of a value.
     default = declared.default
     if default is inspect.Parameter.empty:
         default = None
     many = Sequence in types
-    literals = [part for part in types if isinstance(part, str) and part != declared.word]
+    literals = [part for part in types if isinstance(part, str)]
     choices = declared.choices or list(dict.fromkeys(literals))
     named_types = [part for part in types if part in (bool, int, float, str)]
     kind = declared.type
@@ -159,7 +159,7 @@ def _completed(declared: Option, name: str, types: Sequence[Any]) -> Option:
 def _parts_of(annotation: Any) -> list[Any]:
     """Return the types and the literal values that an annotation consists of, at any depth.
 
-    ``Sequence[int] | Literal["auto"] | None`` gives ``[Sequence, int, "auto", NoneType]``; of ``Annotated[int, x]``
+    ``Sequence[Literal["acc", "ood"]] | None`` gives ``[Sequence, "acc", "ood", NoneType]``; of ``Annotated[int, x]``
     both ``int`` and ``x`` are parts.
     """
     origin = get_origin(annotation)

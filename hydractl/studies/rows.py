@@ -68,7 +68,7 @@ def whole_auto(plan: Plan) -> None:
 
     The search has measured how many these are.
     """
-    member = plan.pruned_by_circuit("auto", plan.circuit("avg"), remove="auto", max_drop=plan.request.max_drop)
+    member = plan.pruned_by_circuit("auto", plan.circuit("avg"), max_drop=plan.request.max_drop)
     plan.add_fused("whole-auto", [plan.model, member])
 
 

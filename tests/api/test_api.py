@@ -123,7 +123,7 @@ def test_several_trainings_are_the_members_of_one_model() -> None:
         ({"method": "magnitude", "keep": "many"}, "keep must be a whole number, not 'many'"),
         ({"method": "magnitude", "keep": [2]}, "keep takes one value, not a list"),
         ({"method": "magnitude", "keep": -1}, "keep must be at least 0, not -1"),
-        ({"method": "magnitude", "remove": "many"}, "remove must be a whole number or auto, not 'many'"),
+        ({"method": "magnitude", "remove": "many"}, "remove must be a whole number, not 'many'"),
         ({"method": "taylr", "keep": 1}, "gate, magnitude, oba, random, taylor, not 'taylr'; did you mean taylor?"),
         ({"method": "magnitude", "keep": 1, "force": 2}, "force must be true or false, not 2"),
         (

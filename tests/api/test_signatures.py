@@ -28,7 +28,7 @@ scores = hydractl.score(model, method="taylor", data=(x, y), samples=24)
 of_torch = hydractl.score(model, method="taylor", data=TensorDataset(torch.zeros(2, 3, 8, 8), torch.zeros(2)))
 of_table = hydractl.score(model, method="taylor", data=datasets.Dataset.from_dict({"text": ["a"], "label": [0]}))
 pruned: hydractl.Model = hydractl.prune(model, scores=scores, keep=2, dtype="float64", force=True)
-removed = hydractl.prune(model, method="magnitude", remove="auto", val="val.npz")
+removed = hydractl.prune(model, method="magnitude", max_drop=0.01, val="val.npz")
 tuned = hydractl.finetune(pruned, train=(x, [0, 1]), lr=[1e-3, 1e-4], val=(x, y), epochs=1)
 hydra = hydractl.fuse([pruned, removed], merge=["mlp", "norm"])
 result = hydractl.evaluate({"single": model, "members": [pruned, removed]}, test=(x, None), ood={"noise:far": x})
@@ -80,10 +80,7 @@ def examples(option: Option) -> list[object]:
         return []
     whole_number = int(option.at_most or 100)
     plain = {bool: True, int: whole_number, float: 0.5, str: "text"}
-    values: list[object] = list(option.choices) or [plain[option.type]]
-    if option.word is not None:
-        values.append(option.word)
-    return values
+    return list(option.choices) or [plain[option.type]]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -19,7 +19,7 @@ from hydractl.options.verbs import declared
 VAL = DataSpec.of_option("--val", "a b.npz?part=2/2&without=3,5")
 COMMANDS = [
     Command("prune", ("vit.st",), {"method": "taylor", "remove": 3, "max_drop": 0.1 + 0.2, "data": VAL, "force": True}),
-    Command("prune", ("vit.st",), {"circuit": "c.json", "remove": "auto", "with_mask": "m.json", "share_sites": 2}),
+    Command("prune", ("vit.st",), {"circuit": "c.json", "max_drop": 0.01, "with_mask": "m.json", "share_sites": 2}),
     Command("extract-circuit", ("vit.st",), {"val": [VAL, VAL], "objective": ["acc", "ood"], "paired": False}),
     Command(
         "finetune", ("a.st", "b.st"), {"train": VAL, "lr": [1e-4, 0.03], "ensemble": read_ensemble("packed:3,9/4")}

@@ -106,20 +106,6 @@ def test_the_last_budget_before_the_first_that_loses_too_much(way: str) -> None:
     assert ("prune", "val") in [(one["by"], one["as"]) for one in read_json("p.mask.json")["seen"]]
 
 
-def test_auto_is_one_percent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    search = ["extract-circuit", "base.st", "--val", "cal.npz", "--objective", "acc"]
-    run(*search, "--max-drop", "0.01", "-o", "drop.json")
-    run(*search, "--budget", "auto", "-o", "auto.json")
-    assert read_json("auto.json") == read_json("drop.json")
-    monkeypatch.setenv("HYDRACTL_MAX_DROP", "0.3")
-    run("prune", "base.st", "--circuit", "drop.json", "--remove", "auto")
-    assert Path("base.drop-drop0.3.st").exists()
-    run("prune", "base.st", "--circuit", "drop.json", "--remove", "auto", "--keep", "2", code=2)
-    assert "give only one of --keep (flag), --max-drop" in capsys.readouterr().err
-    run("prune", "base.st", "--circuit", "drop.json", "--remove", "all", code=2)
-    assert "--remove must be a whole number or auto, not 'all'" in capsys.readouterr().err
-
-
 def test_shares_are_exact_and_nothing_behind_the_end_is_asked_for() -> None:
     def correct() -> Any:
         yield from (100, 99, 100, 93, 92)
@@ -136,6 +122,7 @@ def test_shares_are_exact_and_nothing_behind_the_end_is_asked_for() -> None:
         (["--method", "magnitude"], "--max-drop with --method magnitude needs --val"),
         (["--scores", "s.json"], "--max-drop with --scores needs --val"),
         (["--method", "magnitude", "--val", "val.npz", "--keep", "2"], "give only one of --keep"),
+        (["--method", "magnitude", "--remove", "auto"], "--remove must be a whole number, not 'auto'"),
         (["--method", "magnitude", "--val", "val.npz", "--share-sites", "1", "--with", "m.json"], "--share-sites"),
         (["--mask", "m.json"], "--max-drop has no effect with --mask"),
         (["--method", "cahp", "--data", "cal.npz"], "--max-drop has no effect with --method cahp"),
