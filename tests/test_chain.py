@@ -203,7 +203,7 @@ def test_what_tells_little_is_warned_of(capsys: pytest.CaptureFixture[str]) -> N
     assert "unknown key 'id.accuracy'" in warned(*plain, "--require", "id.accuracy>=0", code=2)
     assert "has no labels" not in warned(*plain, "--force", "--predictions", "p.pred.st")
     pruned = warned("prune", "base.st", "--method", "magnitude", "--keep", "3", "-o", "all.st")
-    assert "no head is removed: --keep 3 keeps every head that base has" in pruned
+    assert "no head is removed: every head that base has is kept" in pruned
     drawn = warned("prune", BASE, "--method", "magnitude", "--keep", "2", "--seed", "1", "-o", "r.st")
     assert "random weights drawn by --seed 1; another seed is another model" in drawn
 

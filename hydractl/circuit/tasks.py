@@ -15,7 +15,7 @@ from hydractl.data.plausibility import sample_warnings
 from hydractl.data.pseudo_ood import PseudoOod
 from hydractl.expressions.data_sets import AUTO
 from hydractl.log import Log
-from hydractl.model.matching import check_labels_are_classes, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data, open_labelled
 from hydractl.model.source import Source, with_labels
 
 
@@ -100,7 +100,7 @@ def open_tasks(
     id_sets: dict[str, Dataset] = {}
     for index, spec in enumerate(options.val):
         labels = classes[index] if classes else labels_of_model
-        dataset = open_data(spec, labels=labels, need_labels=True, limit=options.limit, seed=options.seed, reads=reads)
+        dataset = open_labelled(spec, source, labels, limit=options.limit, seed=options.seed)
         check_labels_are_classes(dataset, source)
         log.warn_all([one_class_warning(dataset)])
         id_sets[_numbered_name("id", index)] = dataset

@@ -285,6 +285,11 @@ class Output:
         self.lock_path.unlink()
 
 
+def claimed(path: Path | None, *, force: bool) -> contextlib.AbstractContextManager[Output | None]:
+    """Return an output for a ``with`` block; without a path one that gives None, since no file is written."""
+    return contextlib.nullcontext() if path is None else Output(path, force=force)
+
+
 def _kind_words(path: Path) -> str:
     """Return words for what is at a path: a file, a folder or something else."""
     if path.is_dir():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydractl.data import open_data
+from hydractl.data import Dataset, open_data
 from hydractl.errors import InputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.families import classes_of
@@ -23,20 +23,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def only_one(sources: list[Source], verb: str) -> Source:
-    """Return the single dense or pruned model, for a verb that takes no ensemble and no fused model.
+def of_one_member(source: Source, verb: str) -> Source:
+    """Return the same model, for a verb that takes no fused model.
 
     Raises:
-        UsageError: if there are several models.
         InputError: if the model is fused or has a Laplace posterior.
     """
-    if len(sources) != 1:
-        raise UsageError(f"{verb} takes one model, got {len(sources)}")
-    source = sources[0]
     if source.description.kind == "fused":
         hint = f"{verb} its members before fusing them"
         raise InputError(f"{source.name} is a fused model", hint=hint)
-    refuse_posterior(sources, verb)
+    refuse_posterior([source], verb)
     return source
 
 
@@ -68,6 +64,26 @@ def named_by_data(source: Source, spec: DataSpec, limit: int | None) -> Source:
             hint="name the classes with --labels FILE",
         )
     return with_labels(source, names)
+
+
+def open_labelled(
+    spec: DataSpec, source: Source, names: Sequence[str] | None, *, limit: int | None, seed: int
+) -> Dataset:
+    """Open labelled data that a model reads.
+
+    Args:
+        spec: the data.
+        source: the model.
+        names: the class names in the order that the labels are to have; None: the order of the data. An empty list
+            makes the data refuse names instead of matching them by position.
+        limit: how many of the samples are used; None for all.
+        seed: draws them where they are drawn, from data that are sorted by class.
+
+    Raises:
+        InputError: a sample has no label.
+    """
+    reads = {source.name: source.description.reads}
+    return open_data(spec, limit=limit, seed=seed, labels=names, need_labels=True, reads=reads)
 
 
 def sites_of(source: Source, tower: str | None) -> list[Site]:

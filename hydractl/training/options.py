@@ -17,30 +17,6 @@ from hydractl.training.members import MemberMaker
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingDataOptions:
-    """The samples that a training reads, and how they form steps.
-
-    Attributes:
-        train, val: labelled samples or pairs, and validation data or None.
-        limit: how many samples of each set are used; None: all.
-        seed: draws these samples if the set is sorted by class.
-        batch_size: how many samples are computed together, by all processes.
-        accumulate: how many batches a step has.
-        workers: how many processes prepare samples; None leaves it to the device and the data.
-        augment: items of :class:`hydractl.training.data.Augmentation`.
-    """
-
-    train: DataSpec
-    val: DataSpec | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 64
-    accumulate: int = 1
-    workers: int | None = None
-    augment: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class WeightOptions:
     """The weights that a training starts from, and which of them it changes.
 
@@ -95,11 +71,18 @@ class LossOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOptions):
+class TrainOptions(WeightOptions, OptimizerOptions, LossOptions):
     """All options that decide the result of a training, besides its model.
 
     Attributes:
-        seed: the seed of the order of samples, augmentation, dropout, and what is drawn at the start, too.
+        train, val: labelled samples or pairs, and validation data or None.
+        limit: how many samples of each set are used; None: all.
+        seed: draws these samples if the set is sorted by class, their order, augmentation, dropout, and what is new at
+            the start.
+        batch_size: how many samples are computed together, by all processes.
+        accumulate: how many batches a step has.
+        workers: how many processes prepare samples; None leaves it to the device and the data.
+        augment: items of :class:`hydractl.training.data.Augmentation`.
         lr: the peaks of the learning rate; if there are several, each is trained.
         epochs, steps: the length; ``steps`` wins if it is given.
         patience: how many epochs without a better validation accuracy end the training; None: it never ends early.
@@ -109,6 +92,14 @@ class TrainOptions(TrainingDataOptions, WeightOptions, OptimizerOptions, LossOpt
         together: makes the several members that one training trains; None: the training has one model.
     """
 
+    train: DataSpec
+    val: DataSpec | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 64
+    accumulate: int = 1
+    workers: int | None = None
+    augment: Sequence[str] = ()
     lr: tuple[float, ...] = (1e-4,)
     epochs: int = 3
     steps: int | None = None

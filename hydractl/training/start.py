@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hydractl.criteria.weights import prunable
-from hydractl.data import open_data
 from hydractl.data.base import Dataset
 from hydractl.data.overlap import without_training_data
 from hydractl.errors import InputError, UsageError
@@ -24,14 +23,14 @@ from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import DictTensors, MappedTensors, with_tensors
 from hydractl.files.header import torch_dtype
 from hydractl.heads.mask import HeadMask
-from hydractl.model.matching import check_labels_are_classes, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data, open_labelled
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, need_classifier, with_labels
 from hydractl.model.stored import sliced, stock_tensors
 from hydractl.training.adapters import remove_idle
 from hydractl.training.data import open_pairs
 from hydractl.training.members import AnyModel, Together
-from hydractl.training.options import OptimizerOptions, TrainingDataOptions, TrainOptions, WeightOptions
+from hydractl.training.options import OptimizerOptions, TrainOptions, WeightOptions
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def open_all(source: Source, options: TrainOptions) -> Opened:
     # Add the validation data, if any, without samples that are training data, too.
     if options.val is None:
         return Opened(members, train_set, None, left_out=0, drawn=drawn_names)
-    val_set = _open_labelled(options.val, named, options, class_names)
+    val_set = open_labelled(options.val, named, class_names, limit=options.limit, seed=options.seed)
     check_labels_are_classes(val_set, named)
     val_set, left_out = without_training_data(val_set, train_set)
     return Opened(members, train_set, val_set, left_out=left_out, drawn=drawn_names)
@@ -161,7 +160,7 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
     if options.reset_head or body.classes == 0:
         if not options.reset_head and options.init != "head":
             need_classifier(body)  # raises, since nothing asks for a classifier
-        train_set = _open_labelled(options.train, body, options, options.labels)
+        train_set = open_labelled(options.train, body, options.labels, limit=options.limit, seed=options.seed)
         classifier = with_new_head(body, train_set.label_names, _count_classes(train_set), options.seed)
     else:
         # Otherwise keep the model's own classifier. `--labels` may rename its classes.
@@ -170,7 +169,9 @@ def _open_with_classifier(body: Source, options: TrainOptions) -> tuple[Source, 
             # Remove the old names first: names in another order than the old ones would be refused.
             nameless = replace(body, description=replace(body.description, labels=None))
             classifier = with_labels(nameless, options.labels)
-        train_set = _open_labelled(options.train, classifier, options, classifier.description.labels)
+        train_set = open_labelled(
+            options.train, classifier, classifier.description.labels, limit=options.limit, seed=options.seed
+        )
     if options.init == "head":
         classifier = with_drawn_head(classifier, options.seed)
     return classifier, train_set
@@ -218,27 +219,6 @@ def _drawn_names(body: Source, source: Source, weights: WeightOptions) -> tuple[
     if weights.init != "head":
         new_names = [name for name in new_names if not source.family.has_role(name, "head")]
     return tuple(new_names)
-
-
-def _open_labelled(
-    spec: DataSpec, source: Source, options: TrainingDataOptions, names: Sequence[str] | None
-) -> Dataset:
-    """Open labelled data that a model reads.
-
-    Args:
-        spec: the data.
-        source: the model.
-        options: the limit on samples, and the seed that draws them.
-        names: the class names in the order that the labels are to have; None: the order of the data.
-    """
-    return open_data(
-        spec,
-        limit=options.limit,
-        seed=options.seed,
-        labels=names,
-        need_labels=True,
-        reads={source.name: source.description.reads},
-    )
 
 
 def _count_classes(dataset: Dataset) -> int:

@@ -6,13 +6,11 @@ models alike; ratios are taken within a round (paired) before their median.
 
 from __future__ import annotations
 
-import contextlib
-
 from hydractl.benchmark.figures import COMPARED, NOISY, RESAMPLES, ROW_KEYS
 from hydractl.benchmark.measuring import BenchOptions, measure_rows
 from hydractl.benchmark.rows import bench_rows, check_inputs, with_ratios
 from hydractl.errors import UsageError
-from hydractl.files.atomic import Output, json_path, write_json
+from hydractl.files.atomic import claimed, json_path, write_json
 from hydractl.files.bench_answer import BenchAnswer, BenchRow
 from hydractl.model.cost import COUNTED_PRODUCTS
 from hydractl.model.loading import find_models, resolve_device
@@ -79,11 +77,7 @@ def run(call: Call) -> Outcome:
     check_known(requirements, row_names, ROW_KEYS, exempt)
     path = json_path(values["output"])
     costs = with_ratios([row.cost() for row in rows])
-    with contextlib.ExitStack() as stack:
-        # Claim the output file, then measure.
-        output_file = None
-        if path is not None:
-            output_file = stack.enter_context(Output(path, force=values["force"]))
+    with claimed(path, force=values["force"]) as output_file:
         if values["dry_run"]:
             results = []
             for row, cost in zip(rows, costs, strict=True):
@@ -99,13 +93,14 @@ def run(call: Call) -> Outcome:
         measured = measure_rows(options, rows, costs, runs_on, log)
 
         # Write the answer, with what its figures mean.
-        conventions: dict[str, object] = {**CONVENTIONS, "macs": COUNTED_PRODUCTS}
-        conventions["rounds_measured"] = options.rounds
-        conventions["rounds_warmup"] = options.warmup
-        conventions["seed"] = options.seed
+        conventions = {
+            **CONVENTIONS,
+            "macs": COUNTED_PRODUCTS,
+            "rounds_measured": options.rounds,
+            "rounds_warmup": options.warmup,
+            "seed": options.seed,
+        }
         answer = measured.model_copy(update={"conventions": conventions})
-        files = []
-        if output_file is not None:
-            files.append(write_json(output_file, answer.to_dict()))
+        files = [] if output_file is None else [write_json(output_file, answer.to_dict())]
     unmet = unmet_in([(row.model, row.to_dict()) for row in measured.results], requirements, exempt)
     return Outcome(answer, files=files, unmet=unmet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hydractl.criteria import Criterion
+from hydractl.criteria.weights import WeightCriterion
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.jsonio import Document
 
@@ -16,7 +17,7 @@ class Measuring:
     Attributes:
         verb: the command, for the record of the samples that a file depends on.
         data: the data set; None if nothing is measured.
-        samples: how many are drawn, without repetition; all if the data have fewer.
+        samples: how many are drawn, without repetition; all if the data have fewer, or for None.
         limit: how many of the data are used, before any draw; None for all.
         seed: draws them; criteria that are random themselves use it, too.
         device, dtype, batch_size, workers: how the model runs, and how many processes read.
@@ -25,7 +26,7 @@ class Measuring:
 
     verb: str
     data: DataSpec | None
-    samples: int
+    samples: int | None
     limit: int | None
     seed: int
     device: str
@@ -87,13 +88,13 @@ class WeightSelection(Measuring):
     """How single weights are chosen to become zero.
 
     Attributes:
-        method: the name of the criterion.
+        criterion: scores them.
         weights: the share of all parameters that stay, e.g. 0.3.
-        weight_steps: in how many steps weights are removed; None for that of the criterion.
+        steps: in how many steps weights are removed.
         max_length: the largest number of tokens of the texts that weights are scored on.
     """
 
-    method: str
+    criterion: WeightCriterion
     weights: float
-    weight_steps: int | None
+    steps: int
     max_length: int | None

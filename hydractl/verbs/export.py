@@ -13,7 +13,7 @@ from hydractl.files.export_answer import ExportAnswer, ExportedFileRecord
 from hydractl.files.header import PICKLES
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model
-from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.model.source import Source, open_source
 from hydractl.options.call import EXPORTED, Call
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
@@ -35,8 +35,7 @@ def run(call: Call) -> Outcome:
         formats = endings or ["onnx"]
 
     # The model, which must have a classifier.
-    (source,) = open_sources(values["model"], opening_options(values, bodies=True))
-    need_classifier(source)
+    source = open_source(values["model"][0], opening_options(values))
     if takes_uint8 and source.description.reads != "image":
         raise UsageError(
             f"--input uint8{call.where('input')} is for images, and {source.name} reads texts",

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 from hydractl.circuit.journal import check_free
-from hydractl.circuit.scope import Scope, SearchOptions, scope_of
+from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
-from hydractl.distributed import Processes, processes
+from hydractl.distributed import processes
 from hydractl.errors import Interrupted, UsageError
-from hydractl.files.atomic import Output, check_outputs, file_path, named_apart, seed_mark, write_json
+from hydractl.files.atomic import Output, file_path, named_apart, seed_mark, write_json
 from hydractl.files.circuit_answer import CircuitAnswer, CircuitsAnswer, SearchEstimate
-from hydractl.log import Log
-from hydractl.model.matching import only_one
-from hydractl.model.source import open_sources
+from hydractl.model.matching import of_one_member
+from hydractl.model.source import open_source
 from hydractl.options.call import Call, filled
 from hydractl.verbs.opening import announce_reading, opening_options
 from hydractl.verbs.outcome import Outcome
@@ -34,9 +33,9 @@ def run(call: Call) -> Outcome:
     """
     values = call.values
     options = filled(SearchOptions, values)
-    with processes(values["timeout"]) as team:
+    with processes(values["timeout"]) as team, ExitStack() as stack:
         log = team.quieted(call.log)
-        source = only_one(open_sources(values["model"], opening_options(values)), "extract-circuit")
+        source = of_one_member(open_source(values["model"][0], opening_options(values)), "extract-circuit")
         scope = scope_of(source, options, log)
 
         # The files: a circuit for each objective, and a journal of the unfinished search. A circuit that goes to
@@ -52,10 +51,19 @@ def run(call: Call) -> Outcome:
         elif len(options.objective) > 1:
             raise UsageError("several objectives give several files", hint="name them with -o circuit.json")
 
+        # Claim the output files before anything is computed. A resumed search may have stopped while it wrote its
+        # circuits, so it may replace them. Without --resume and --force, files that exist are errors.
+        outputs: dict[str, Output] = {}
+        if team.rank == 0:
+            is_resumed = options.resume and journal is not None and journal.exists()
+            may_replace = options.force or is_resumed
+            for objective, path in paths.items():
+                outputs[objective] = stack.enter_context(Output(path, force=may_replace))
+            if journal is not None and not may_replace:
+                check_free(journal)  # raises an error if it exists; search() opens it, after reading data and model
+
         # A dry run: the cost of the search, by a timed batch. Of a team only the first process says it.
         if values["dry_run"]:
-            may_replace = options.force or options.resume
-            check_outputs(paths.values(), force=may_replace)
             plan = Session(scope, options, log, team).probe()
             if team.rank:
                 return Outcome(SearchEstimate.partly(), silent=True)
@@ -71,14 +79,25 @@ def run(call: Call) -> Outcome:
             )
             return Outcome(estimate)
 
-        # Search. With a journal it can be stopped and resumed.
+        # Search, and write each circuit to its file; the one for standard output has none. With a journal a search can
+        # be stopped and resumed.
         try:
-            return _search_and_write(scope, options, log, team, paths, journal)
+            announce_reading([scope.source], log)
+            circuits = Session(scope, options, log, team).search(journal)
+            files = [write_json(output, circuits[objective].to_dict()) for objective, output in outputs.items()]
         except KeyboardInterrupt:
             if journal is None:
                 raise
             hint = f"add --resume to the same command to go on; {journal} has what was found"
             raise Interrupted(hint=hint) from None
+        if team.rank:
+            return Outcome(CircuitAnswer.partly(), silent=True)
+
+    # One circuit is the answer itself; several are a ``hydractl.circuits/1`` document.
+    answers = list(circuits.values())
+    if len(answers) == 1:
+        return Outcome(answers[0], files=files)
+    return Outcome(CircuitsAnswer(circuits=answers), files=files)
 
 
 def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
@@ -96,56 +115,3 @@ def circuit_paths(path: Path, objectives: Sequence[str]) -> dict[str, Path]:
     for objective in objectives:
         paths[objective] = named_apart(path, objective)
     return paths
-
-
-def _search_and_write(
-    scope: Scope,
-    options: SearchOptions,
-    log: Log,
-    team: Processes,
-    paths: Mapping[str, Path],
-    journal: Path | None,
-) -> Outcome:
-    """Return the circuit of each objective after a search: a circuit document, or for several a document of all.
-
-    A circuit is the order in which the search removed heads. Each is written to its file.
-
-    Args:
-        scope, options: what is searched, and how.
-        log: the log of this process.
-        team: the processes that search together; only the first one writes.
-        paths: the file of each objective; empty if the circuit goes to standard output.
-        journal: the file that keeps the finished steps of the search; None for no journal.
-    """
-    with ExitStack() as stack:
-        # Claim the output files before anything is computed.
-        outputs: dict[str, Output] = {}
-        if team.rank == 0:
-            # A resumed search may have stopped while it wrote its circuits, so it may replace them. Without --resume
-            # and --force, files that exist are errors.
-            is_resumed = options.resume and journal is not None and journal.exists()
-            may_replace = options.force or is_resumed
-            for objective, path in paths.items():
-                outputs[objective] = stack.enter_context(Output(path, force=may_replace))
-            if journal is not None and not may_replace:
-                check_free(journal)  # raises an error if it exists; search() opens it, after reading data and model
-
-        # Search.
-        announce_reading([scope.source], log)
-        session = Session(scope, options, log, team)
-        circuits = session.search(journal)
-        if team.rank:
-            return Outcome(CircuitAnswer.partly(), silent=True)
-
-        # Write each circuit to its file, or return the only one for standard output.
-        answers = list(circuits.values())
-        files = []
-        for objective, output in outputs.items():
-            files.append(write_json(output, circuits[objective].to_dict()))
-        if not outputs:
-            return Outcome(answers[0])
-
-    # One circuit is the answer itself; several are a ``hydractl.circuits/1`` document.
-    if len(answers) == 1:
-        return Outcome(answers[0], files=files)
-    return Outcome(CircuitsAnswer(circuits=answers), files=files)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -118,14 +117,11 @@ def train(request: TrainingRequest, log: Log) -> Outcome:
 
 
 class _OfMember(PassedOn):
-    """The log of one of several trainings, whose lines begin with its name."""
+    """The log of one of several trainings, whose warnings begin with its name."""
 
     def __init__(self, log: Log, name: str) -> None:
         super().__init__(log)
         self._name = name
-
-    def info(self, message: str) -> None:
-        self._log.info(f"{self._name}: {message}")
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
@@ -156,8 +152,7 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
     members = members_of(request)
     answers, planned = _check_members(members, log)
     if request.dry_run:
-        recipe = members[0].recipe
-        return Outcome(FinetunesAnswer.planned(members=planned, recipe=recipe, warnings=log.warnings))
+        return Outcome(FinetunesAnswer.planned(members=planned, recipe=members[0].recipe, warnings=log.warnings))
 
     # Train the other members, and add their answers.
     with Interruptions() as signals, log.progress("members", len(members), "members") as progress:
@@ -170,11 +165,8 @@ def _train_members(request: TrainingRequest, log: Log) -> Outcome:
             progress.advance(1, member.name)
 
     # The answers, in the order of the members.
-    trained = []
-    files: list[Path] = []
-    for member in members:
-        trained.append(TrainedMember(name=member.name, seed=member.seed, **dict(answers[member.name])))
-        files += member.files.paths
+    trained = [TrainedMember(name=member.name, seed=member.seed, **dict(answers[member.name])) for member in members]
+    files = [path for member in members for path in member.files.paths]
     return Outcome(FinetunesAnswer(members=trained, warnings=log.warnings), files=files)
 
 
@@ -184,7 +176,7 @@ def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interru
     Args:
         member: the training.
         done: how many trainings are finished, in words for the messages of errors.
-        log: receives its lines; each gets the name of the member.
+        log: receives its lines; the first, and warnings, have the name of the member.
         signals: notes a signal to stop.
 
     Raises:
@@ -193,6 +185,7 @@ def _train_member(member: TrainingRequest, done: str, log: Log, signals: Interru
     """
     if signals.requested:  # between two trainings
         raise Interrupted(f"add --resume to the same command to go on; {done}")
+    log.info(f"training {member.name}: {done}")
     try:
         outcome = train_one_model(member, _OfMember(log, member.name), Processes(), signals)
     except Interrupted as interruption:
@@ -229,18 +222,16 @@ def members_of(request: TrainingRequest) -> list[TrainingRequest]:
         sources = open_sources(request.models, request.opening)
         outputs = [f"{request.output or ''}{source.name}.{ending}" for source in sources]
 
-    members = []
+    members: dict[str, TrainingRequest] = {}  # by name, which is that of the file
     for model, output in zip(request.models, outputs, strict=True):
         for index in range(request.trainings):
             path = numbered(output, index) if request.trainings > 1 else output
-            members.append(request.of_member(model, path, index))
-
-    # The name of a member is that of its file, which no other member may have.
-    names = [member.name for member in members]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"several trainings would write {name}", hint="give MODELs with different file names")
-    return members
+            member = request.of_member(model, path, index)
+            if member.name in members:
+                hint = "give MODELs with different file names"
+                raise UsageError(f"several trainings would write {member.name}", hint=hint)
+            members[member.name] = member
+    return list(members.values())
 
 
 def _check_members(

@@ -5,7 +5,7 @@ Nothing is trained, and every pass then uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,20 +18,20 @@ from hydractl.data.plausibility import sample_warnings
 from hydractl.errors import UsageError
 from hydractl.files.atomic import Output, file_path
 from hydractl.files.checkpoint import with_tensors, write_checkpoint
-from hydractl.files.description import CHOSEN_BY_CALIBRATE, Description, provenance
+from hydractl.files.description import CHOSEN_BY_CALIBRATE, provenance
 from hydractl.files.fingerprints import entry, merged
 from hydractl.files.verb_answers import LaplaceAnswer
 from hydractl.log import Log
 from hydractl.methods.laplace import LaplaceOptions
 from hydractl.methods.laplace.curvature import PRIORS, LaplaceFit, fit_classifier, fit_pairs
-from hydractl.model.laplace import KEY, last_layers, stored_tensors
+from hydractl.model.laplace import KEY, stored_tensors
 from hydractl.model.loading import build_model
 from hydractl.model.matching import asked_classes
 from hydractl.model.runtime import HydraModel
 from hydractl.model.source import Source, open_source
 from hydractl.training.data import Reader, report_all_cut
 from hydractl.verbs.finetune_training import TrainingRequest
-from hydractl.verbs.opening import announce_reading, open_labelled
+from hydractl.verbs.opening import announce_reading, open_named
 from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import model_batches
 
@@ -78,18 +78,34 @@ def fit_posterior(request: TrainingRequest, options: LaplaceOptions, log: Log) -
         chosen_by = "given"
         if options.prior is None:
             chosen_by = "marginal likelihood" if val is None else "nll"
-        log.info(f"prior ({chosen_by}): {_prior_words(priors)}")
+        priors_listed = [f"{tower} {prior:g}" for of_member in priors for tower, prior in of_member.items()]
+        log.info(f"prior ({chosen_by}): {', '.join(priors_listed)}")
 
-        # Compute the posteriors from both, and store them beside the weights.
-        posteriors = []
-        for fit, prior in zip(fits, priors, strict=True):
-            posteriors.append(fit.posteriors(prior, samples))
-        tensors = with_tensors(source.tensors, stored_tensors(posteriors))
+        # Compute the posteriors from both, and store them beside the weights. The choices behind them stand in the
+        # header twice: as what the model holds, and in its provenance.
+        posteriors = [fit.posteriors(prior, samples) for fit, prior in zip(fits, priors, strict=True)]
         choices = {"prior": priors, "chosen_by": chosen_by, "pseudo_data": samples}
-        description = _description(source, request, choices, data, val)
+        details = {
+            **choices,
+            **asked_classes(source, None),
+            "dtype": request.dtype,
+            "train": data.fingerprint(),
+            "val": None if val is None else val.fingerprint(),
+        }
+        # The data may no longer serve as test data: "seen" lists them, by hashes of their samples.
+        entries_of_data = [entry("laplace", "calibration", data)]
+        if val is not None:
+            entries_of_data.append(entry("laplace", "val", val))
+        description = replace(
+            source.description,
+            extra={**source.description.extra, KEY: {**choices, "samples": len(data)}},
+            layout="sliced",
+            seen=tuple(merged(source.description.seen, entries_of_data)),
+            provenance=provenance("laplace", request.seed, [source.sha256], details, source.lineage),
+        )
+        tensors = with_tensors(source.tensors, stored_tensors(posteriors))
         digest = write_checkpoint(output, tensors, description.to_json())
-    fitted = {"prior": priors, "chosen_by": chosen_by, "sha256": digest, "warnings": log.warnings}
-    return Outcome(plan.model_copy(update=fitted), files=[path])
+    return Outcome(plan.model_copy(update={**choices, "sha256": digest, "warnings": log.warnings}), files=[path])
 
 
 def _without_fitted(source: Source, log: Log) -> Source:
@@ -99,13 +115,11 @@ def _without_fitted(source: Source, log: Log) -> Source:
     warning in the log names what is left out. An earlier posterior is replaced without a word.
     """
     # Both are entries of the header, which may have other ones.
-    extra = dict(source.description.extra)
-    extra.pop(KEY, None)
-    left_out = [key for key in CHOSEN_BY_CALIBRATE if key in extra]
-    for key in left_out:
-        del extra[key]
+    stored = source.description.extra
+    left_out = [key for key in CHOSEN_BY_CALIBRATE if key in stored]
     if left_out:
         log.warn(f"{source.name}: left out, as fitted to the logits without the posterior: {', '.join(left_out)}")
+    extra = {key: value for key, value in stored.items() if key != KEY and key not in left_out}
     return replace(source, description=replace(source.description, extra=extra))
 
 
@@ -139,45 +153,6 @@ def _prior(
     return priors
 
 
-def _prior_words(priors: Sequence[Mapping[str, float]]) -> str:
-    """Return the priors of all members in words, e.g. ``text 0.1, image 1; text 0.3, image 1``."""
-    words_of_members = []
-    for prior_by_tower in priors:
-        words_of_towers = [f"{tower} {prior:g}" for tower, prior in prior_by_tower.items()]
-        words_of_members.append(", ".join(words_of_towers))
-    return "; ".join(words_of_members)
-
-
-def _description(
-    source: Source, request: TrainingRequest, choices: Mapping[str, object], data: Dataset, val: Dataset | None
-) -> Description:
-    """Return the header of the checkpoint with the posterior, which names the data that it was fitted to.
-
-    The choices behind the posteriors stand in it twice: as what the model holds, and in its provenance.
-    """
-    # The data may no longer serve as test data: "seen" lists them, by hashes of their samples.
-    entries_of_data = [entry("laplace", "calibration", data)]
-    val_fingerprint = None
-    if val is not None:
-        entries_of_data.append(entry("laplace", "val", val))
-        val_fingerprint = val.fingerprint()
-    provenance_details = {
-        **choices,
-        **asked_classes(source, None),
-        "dtype": request.dtype,
-        "train": data.fingerprint(),
-        "val": val_fingerprint,
-    }
-    posterior = {**choices, "samples": len(data)}
-    return replace(
-        source.description,
-        extra={**source.description.extra, KEY: posterior},
-        layout="sliced",
-        seen=tuple(merged(source.description.seen, entries_of_data)),
-        provenance=provenance("laplace", request.seed, [source.sha256], provenance_details, source.lineage),
-    )
-
-
 def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple[Dataset, Dataset | None, Source]:
     """Return the training data, the validation data, and the model with the class names of the validation data.
 
@@ -194,17 +169,17 @@ def _open_data_sets(source: Source, request: TrainingRequest, log: Log) -> tuple
         ignore_labels=not needs_pairs,
         reads={source.name: PAIRS if needs_pairs else source.description.reads},
     )
+    log.warn_all(sample_warnings(data, in_passing=request.dry_run))
     if request.val is None:
-        log.warn_all(sample_warnings(data, in_passing=request.dry_run))
         return data, None, source
 
     # Validation data, without what is training data, too.
-    named, given = open_labelled(source, request.val, request.limit, request.seed)
+    named, given = open_named(source, request.val, request.limit, request.seed)
     val, left_out = without_training_data(given, data)
     if left_out:
         log.info(left_out_words(val, left_out))
-    log.warn_all([*sample_warnings(data, in_passing=request.dry_run), *sample_warnings(val)])
-    log.warn_all([trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))])
+    trained_on = trained_on_warning(source.name, source.description.seen, GivenSet("--val", val))
+    log.warn_all([*sample_warnings(val), trained_on, one_class_warning(val)])
     return data, val, named
 
 
@@ -224,39 +199,33 @@ def _fits(
         request: what the command asks for.
         log: receives warnings about odd data, and the progress.
     """
-    last_layers(model)  # raises an error for a model without such layers, before anything runs
     report_all_cut(model, [data, val], log)
 
-    # The validation data, as batches that are read when the fit asks for them.
-    validation = None
-    if val is not None:
-        log.warn_all([one_class_warning(val)])
-        validation = _read(model, val, request, log)
-
-    # A classifier has one tower ("chains" has one entry for each).
+    # The data, as batches that are read when the fit asks for them. A classifier has one tower ("chains" has one entry
+    # for each).
+    training = _read(model, data, request, log)
+    validation = None if val is None else _read(model, val, request, log)
     if len(model.chains) == 1:
-        return fit_classifier(model, _read(model, data, request, log), validation)
+        return fit_classifier(model, training, validation)
 
     # Two towers: to classify validation images, their features are compared with those of the class names.
     classes = None
-    if named.description.labels is not None and val is not None:
-        classes = model.zero_shot(named.description.labels, named.description.prompt)
-    return fit_pairs(model, _read_pairs(model, data, request, log), validation, classes)
+    if val is not None:
+        classes = model.zero_shot(named.description.labels or [], named.description.prompt)
+    return fit_pairs(model, training, validation, classes)
 
 
 def _read(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[Any]:
-    """Yield batches of inputs on the model's device, in the order of the data, with a progress bar."""
+    """Yield batches on the model's device, in the order of the data, with a progress bar.
+
+    A batch is inputs, or of pairs images and captions.
+    """
+    if data.kind == PAIRS:
+        epoch = 0  # matters only for images that are changed at random, as these are not
+        batches = Reader(model, data, request.batch_size, request.workers)(range(len(data)), epoch)
+    else:
+        batches = (inputs for inputs, _ in model_batches(model, data, request.batch_size, request.workers))
     with log.progress(data.where, len(data), "samples") as progress:
-        for inputs, batch in model_batches(model, data, request.batch_size, request.workers):
-            yield inputs
-            progress.advance(len(batch.indices))
-
-
-def _read_pairs(model: HydraModel, data: Dataset, request: TrainingRequest, log: Log) -> Iterator[tuple[Any, Any]]:
-    """Yield batches of images and captions on the model's device, in the order of the data, with a progress bar."""
-    read = Reader(model, data, request.batch_size, request.workers)
-    first_epoch = 0  # matters only for images that are changed at random, as these are not
-    with log.progress(data.where, len(data), "pairs") as progress:
-        for images, captions in read(range(len(data)), first_epoch):
-            yield images, captions
-            progress.advance(len(images))
+        for start, batch in zip(range(0, len(data), request.batch_size), batches, strict=True):
+            yield batch
+            progress.advance(min(request.batch_size, len(data) - start))

@@ -14,7 +14,7 @@ from hydractl.data.base import one_class_warning
 from hydractl.data.overlap import left_out_words
 from hydractl.data.plausibility import sample_warnings
 from hydractl.distributed import Processes, local_device
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import UsageError
 from hydractl.expressions.models import ModelRef
 from hydractl.files.atomic import Output, check_outputs, seed_mark
 from hydractl.files.checkpoint import sha256_file
@@ -24,8 +24,8 @@ from hydractl.log import Log
 from hydractl.methods import MethodOptions
 from hydractl.model.cost import cost_of
 from hydractl.model.loading import build_model, resolve_device
-from hydractl.model.matching import asked_classes, label_differences, only_one, sites_of
-from hydractl.model.source import ModelOptions, open_sources
+from hydractl.model.matching import asked_classes, of_one_member, sites_of
+from hydractl.model.source import ModelOptions, open_source
 from hydractl.training.checkpointing import Interruptions, StateFile, refuse_unfinished
 from hydractl.training.data import report_all_cut, training_data
 from hydractl.training.grid import train_each
@@ -113,7 +113,6 @@ class TrainingRequest(TrainOptions):
         seed = self.seed + index
         # Of an ensemble by several trainings, what each training does; None if it trains like a single model.
         ensemble = None if self.ensemble is None else self.ensemble.of_one_training()
-        method = RecipeSetting(value=None if ensemble is None else str(ensemble), source=self.recipe["ensemble"].source)
         return replace(
             self,
             models=[model],
@@ -121,7 +120,6 @@ class TrainingRequest(TrainOptions):
             seed=seed,
             ensemble=ensemble,
             output=output,
-            recipe={**self.recipe, "ensemble": method},
         )
 
     def with_method(self) -> TrainingRequest:
@@ -161,10 +159,7 @@ class Prepared(Opened):
         request = self.request
 
         # The options as they were set. A single learning rate is stored as a number, several as a list.
-        facts: dict[str, object] = {}
-        for name, option in request.recipe.items():
-            if name not in _NOT_DECISIVE:
-                facts[name] = option.value
+        facts = {name: option.value for name, option in request.recipe.items() if name not in _NOT_DECISIVE}
         if request.ensemble is not None:
             facts["ensemble"] = request.ensemble.to_json()
         if len(request.lr) == 1:
@@ -254,11 +249,10 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
 
     Raises:
         UsageError: the model or the settings do not allow a training.
-        InputError: training and validation data have different classes.
+        InputError: the data do not fit the model or each other.
     """
     # Find the model and check what its header tells; its weights are read later.
-    sources = open_sources(request.models, request.opening)
-    source = only_one(sources, "finetune")
+    source = of_one_member(open_source(request.models[0], request.opening), "finetune")
     sites_of(source, request.tower)  # raises UsageError for a tower that the model does not have
     if request.dtype not in ("float32", "float64"):
         hint = "computing in bfloat16 is --autocast bfloat16"
@@ -276,12 +270,8 @@ def prepare(request: TrainingRequest, log: Log) -> Prepared:
 
     # What is odd about the classes of the data, and how many validation samples were left out.
     log.warn_all(one_class_warning(dataset) for dataset in opened.data_sets)
-    if opened.val_set is not None:
-        differences = label_differences(opened.train_set.label_names, opened.val_set.label_names)
-        if differences:
-            raise InputError(f"--val against the training set: {'; '.join(differences)}")
-        if opened.left_out:
-            log.info(left_out_words(opened.val_set, opened.left_out))
+    if opened.val_set is not None and opened.left_out:
+        log.info(left_out_words(opened.val_set, opened.left_out))
 
     # Plan the training: the number of steps, the costs of the model, and the files.
     samples = len(opened.train_set)
@@ -394,8 +384,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
             # A resumed run may have stopped while it wrote its outputs, so it may replace them.
             may_replace = request.force or is_resumed
             for path in files.paths:
-                output = Output(path, force=may_replace, folder=files.folder)
-                outputs.append(stack.enter_context(output))
+                outputs.append(stack.enter_context(Output(path, force=may_replace, folder=files.folder)))
             saved = state.begin(log, resume=request.resume, force=request.force)
         elif is_resumed:
             saved = state.load(Log())  # every process needs what was saved; only the first says so
@@ -405,8 +394,7 @@ def _train_and_write(prepared: Prepared, log: Log, team: Processes, signals: Int
         # The log of the run, a file of the first process. A resumed run goes on behind what it had written by then.
         run_log = RunLog()  # writes nothing
         if is_first:
-            position = 0 if saved is None else saved.progress["log"]
-            run_log = RunLog(log, files.log, position)
+            run_log = RunLog(log, files.log, position=0 if saved is None else saved.progress["log"])
             facts = {
                 "model": prepared.source.name,
                 "samples": prepared.plan.samples,

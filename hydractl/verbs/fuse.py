@@ -21,7 +21,7 @@ from hydractl.fusion.averaging import AUTO, CheckedFusion, plan_checked
 from hydractl.fusion.plan import FusionPlan, plan_fusion, shared_parts
 from hydractl.log import Log
 from hydractl.metrics.rows import little_diversity
-from hydractl.model.cost import cost_of, dense_macs, dense_parameters, size_of, total_cost
+from hydractl.model.cost import cost_of, dense_macs, dense_parameters, total_cost
 from hydractl.model.loading import resolve_device
 from hydractl.model.matching import refuse_posterior
 from hydractl.model.source import Source, open_sources
@@ -89,13 +89,10 @@ def _report_and_write(checked: CheckedFusion, sources: list[Source], seed: int, 
     decision = averaging_words(answer)
     if decision is not None:
         log.info(decision)
-    warning = warning_of_averaging(answer)
-    if warning is not None:
-        log.warn(warning)
+    log.warn_all([warning_of_averaging(answer)])
     # Warn of members that hardly differ, unless the plan has warned of the members already.
-    little = little_diversity(checked.check.mi, checked.check.disagreement, checked.check.inputs)
-    if little is not None and not plan.warnings:
-        log.warn(little)
+    if not plan.warnings:
+        log.warn_all([little_diversity(checked.check.mi, checked.check.disagreement, checked.check.inputs)])
 
     # Write the file. Its description has what was measured, and the provenance.
     extra = {"self_check": checked.check.to_dict()}
@@ -130,23 +127,22 @@ def _answer_of(plan: FusionPlan, sources: Sequence[Source], path: Path, *, dry_r
     parameter_counts["per_member"] = plan.tensors.elements(plan.own)
 
     # The models that are fused.
-    members = []
-    for source in sources:
-        member = FusedMember(
+    members = [
+        FusedMember(
             name=source.name,
             sha256=None if dry_run else source.sha256,
             heads=source.description.mask.counts(),
             kind=source.description.kind,
         )
-        members.append(member)
+        for source in sources
+    ]
 
     # The sizes of the first member, of all members together, of the fused model, and of the unpruned one.
-    first = sources[0]
     costs_of_members = [cost_of(source.description, source.tensors) for source in sources]
     fused = cost_of(plan.description, plan.tensors)
     macs_of_dense = dense_macs(plan.description)
     cost = FusedSizes(
-        single=size_of(first.description, first.tensors),
+        single=ModelSize(**costs_of_members[0]),
         members=ModelSize(**total_cost(costs_of_members)),
         fused=ModelSize(**fused),
         dense_macs=macs_of_dense,

@@ -13,8 +13,7 @@ from fractions import Fraction
 
 import torch
 
-from hydractl.data.base import Dataset, left_out_warnings, one_class_warning, orientation_warnings
-from hydractl.data.text import cut_warning
+from hydractl.data.base import Dataset, orientation_warnings
 from hydractl.errors import InputError, NonFiniteError
 from hydractl.files.fingerprints import Entry, entry, merged
 from hydractl.files.results import Record
@@ -22,9 +21,9 @@ from hydractl.heads.mask import HeadMask
 from hydractl.jsonio import Document
 from hydractl.log import Log
 from hydractl.model.loading import build_model
+from hydractl.model.matching import known
 from hydractl.model.source import Source, pruned
 from hydractl.verbs.choosing import Measuring, Selection
-from hydractl.verbs.opening import open_labelled
 from hydractl.verbs.score import model_batches, open_samples
 
 
@@ -129,9 +128,7 @@ def choose_within(
     if wanted.val is None:
         source, dataset = open_samples(source, wanted, Log())  # silent: scoring says what is odd about them
     else:
-        source, dataset = open_labelled(source, wanted.val, wanted.limit, wanted.seed)
-        cut = cut_warning(dataset, source.family.collate(source.description.preprocess))
-        log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset), cut])
+        source, dataset = open_samples(source, replace(wanted, data=wanted.val, samples=None), log)
     samples = len(dataset)
     choices_tried: list[HeadChoice] = []
 
@@ -204,7 +201,6 @@ def _count_correct(source: Source, mask: HeadMask, dataset: Dataset, on: Measuri
             if not bool(logits.isfinite().all()):
                 raise NonFiniteError(f"{source.name}: a logit is not finite while it runs without some heads")
             predicted = logits.argmax(dim=-1).cpu()  # [batch]
-            assert batch.labels is not None
-            is_correct = predicted == batch.labels
+            is_correct = predicted == known(batch.labels)
             correct += int(is_correct.sum())
     return correct

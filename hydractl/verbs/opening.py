@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hydractl.data import Dataset, open_data
+from hydractl.data import Dataset
 from hydractl.data.names import read_labels, read_prompts
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.state_dict import StateDict
 from hydractl.log import Log
 from hydractl.model.cost import weight_bytes
-from hydractl.model.matching import check_labels_are_classes, named_by_data
+from hydractl.model.matching import check_labels_are_classes, named_by_data, open_labelled
 from hydractl.model.source import ModelOptions, Source, warnings_of_opening
 from hydractl.options.call import filled
 
@@ -35,7 +35,7 @@ def opening_options(values: Mapping[str, Any], *, bodies: bool = False) -> Model
     return filled(ModelOptions, values, labels=labels, prompt=prompt, bodies=bodies)
 
 
-def open_labelled(source: Source, spec: DataSpec, limit: int | None, seed: int) -> tuple[Source, Dataset]:
+def open_named(source: Source, spec: DataSpec, limit: int | None, seed: int) -> tuple[Source, Dataset]:
     """Return a model, with its classes named by labelled data if it is zero-shot, and the data, which are opened.
 
     Args:
@@ -48,15 +48,7 @@ def open_labelled(source: Source, spec: DataSpec, limit: int | None, seed: int) 
         InputError: a sample has no label, or one that is no class of the model.
     """
     named = named_by_data(source, spec, limit)
-    dataset = open_data(
-        spec,
-        limit=limit,
-        seed=seed,
-        # Without class names, an empty list makes the data refuse names instead of matching them by position.
-        labels=named.description.labels or [],
-        need_labels=True,
-        reads={named.name: named.description.reads},
-    )
+    dataset = open_labelled(spec, named, named.description.labels or [], limit=limit, seed=seed)
     check_labels_are_classes(dataset, named)
     return named, dataset
 
@@ -68,16 +60,10 @@ def announce_reading(sources: Iterable[Source], log: Log) -> None:
     for source in models:
         _announce_odd_weights(source, log)
 
-    # Models of 200 MB or more take a while to read. A model that is given several times is named once.
-    size_by_name = {source.name: weight_bytes(source.tensors) for source in models}
-    big_models = []
-    for name, size in size_by_name.items():
-        if size >= _BIG_BYTES:
-            gigabytes = size / 1e9
-            big_models.append(f"{name} ({gigabytes:.1f} GB)")
-    if big_models:
-        listed = ", ".join(big_models)
-        log.info(f"reading {listed}")
+    # Many bytes take a while to read.
+    size = sum(weight_bytes(source.tensors) for source in models)
+    if size >= _BIG_BYTES:
+        log.info(f"reading {size / 1e9:.1f} GB of weights")
 
 
 def _announce_odd_weights(source: Source, log: Log) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from hydractl.criteria import Criterion, Decider
 from hydractl.errors import InputError, UsageError
-from hydractl.files.atomic import Output, file_path, seed_mark, write_json
+from hydractl.files.atomic import Output, claimed, file_path, seed_mark, write_json
 from hydractl.files.checkpoint import write_checkpoint
 from hydractl.files.circuit_answer import MaskRecord
 from hydractl.files.description import Description, provenance
-from hydractl.files.fingerprints import checked, merged, seen_in
+from hydractl.files.fingerprints import Entry, merged, seen_in
 from hydractl.files.head_documents import mask_from_json, ranking_from_json, scores_from_json
 from hydractl.files.header import read_header
 from hydractl.files.verb_answers import PruneAnswer, SizeChange
@@ -34,8 +33,8 @@ from hydractl.heads.selection import (
 from hydractl.jsonio import Document, json_bytes, shown
 from hydractl.log import Log
 from hydractl.model.cost import size_of
-from hydractl.model.matching import asked_classes, check_base, only_one, sites_of
-from hydractl.model.source import Source, open_sources, pruned, with_max_length, write_folder
+from hydractl.model.matching import asked_classes, check_base, of_one_member, sites_of
+from hydractl.model.source import Source, open_source, pruned, with_max_length, write_folder
 from hydractl.model.stored import check_finite_weights
 from hydractl.options.call import Call, filled
 from hydractl.report.texts import signed_change
@@ -63,7 +62,7 @@ def run(call: Call) -> Outcome:
     # The model, and how heads are chosen; scope and order by the model, if nobody set them.
     # The length applies only to the texts that heads or weights are scored on; the pruned model keeps its own.
     opening = replace(opening_options(values, bodies=True), max_length=None)
-    source = only_one(open_sources(values["model"], opening), "prune")
+    source = of_one_member(open_source(values["model"][0], opening), "prune")
     if values["weights"] is not None:
         return prune_weights(source, call)
     method = values["method"]
@@ -76,27 +75,21 @@ def run(call: Call) -> Outcome:
     # beside. Removed heads are cut out of a checkpoint (sliced), and zeros in a folder, if nobody set the layout.
     output = values["output"] or default_name(source, wanted)
     as_folder = output.endswith("/")
-    layout = values["layout"]
-    if as_folder:
-        layout = layout or "zeroed"
-        if layout == "sliced":
-            raise UsageError(
-                "--layout sliced: a folder has the shapes of all heads, which its library expects",
-                hint="leave --layout out, or write a .st file",
-            )
-        path = Path(output.rstrip("/"))
-        mask_path = path / _MASK_IN_FOLDER
-    else:
-        layout = layout or "sliced"
-        path = file_path(output)
-        mask_path = mask_name(path)
+    if as_folder and values["layout"] == "sliced":
+        raise UsageError(
+            "--layout sliced: a folder has the shapes of all heads, which its library expects",
+            hint="leave --layout out, or write a .st file",
+        )
+    layout = values["layout"] or ("zeroed" if as_folder else "sliced")
+    path = Path(output) if as_folder else file_path(output)
+    mask_path = path / _MASK_IN_FOLDER if as_folder else mask_name(path)
 
     # Claim the outputs before anything is computed.
-    with ExitStack() as stack:
-        target = stack.enter_context(Output(path, force=values["force"], folder=as_folder))
-        mask_output = None
-        if not as_folder:
-            mask_output = stack.enter_context(Output(mask_path, force=values["force"]))
+    force = values["force"]
+    with (
+        Output(path, force=force, folder=as_folder) as target,
+        claimed(None if as_folder else mask_path, force=force) as mask_output,
+    ):
         if values["dry_run"]:
             return Outcome(_plan(source, wanted, layout, [path, mask_path]))
         return _write(source, wanted, layout, target, mask_output, call.log)
@@ -117,9 +110,7 @@ def default_name(source: Source, wanted: Selection) -> str:
     elif str(file) == "-":
         change = "scores" if wanted.scores else "mask"
     else:
-        change = Path(str(file)).name.removesuffix(".json")
-        if not wanted.scores:
-            change = change.removesuffix(".mask")
+        change = Path(str(file)).name.removesuffix(".json").removesuffix(".mask")
     change = change.removeprefix(f"{source.name}.")  # the name of vit.circuit.acc.json already begins with "vit."
 
     # How many heads stay or go, and the seed where samples or an order are drawn by it.
@@ -215,19 +206,24 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
     # The heads at the sites where --with decides.
     fixed: Fixed = {}
     if wanted.share_sites and wanted.with_mask:
-        shared_mask = _read_mask(wanted.with_mask, source, wanted, log)  # before scoring, which may take long
+        shared_mask = _read_mask(wanted.with_mask, source)  # before scoring, which may take long
         fixed = shared_sites(source.sites, shared_mask, wanted.share_sites)
+
+    # All files must be made from the weights of this model. A dry run reads no weights and skips the check.
+    files = [file for file in (wanted.with_mask, wanted.mask, wanted.circuit, wanted.scores) if file]
+    if wanted.reads_weights:
+        for file in files:
+            check_base(file.content, file.text, source, allow_other=wanted.allow_other_base, log=log)
 
     # The heads that the mask, the circuit or the scores keep, and what the provenance says about that decision. A mask
     # cannot bring back heads that the model has lost, so those stay that both have.
     if wanted.mask:
-        mask_in_file = _read_mask(wanted.mask, source, wanted, log)
+        mask_in_file = _read_mask(wanted.mask, source)
         _warn_of_other_weights_beside(wanted.mask.text, mask_in_file, log)
         kept_by_both = source.description.mask.intersect(mask_in_file)
         choice = HeadChoice(apply_fixed(kept_by_both, fixed), {}, [])
     elif wanted.circuit:
         choice = _choose_by_circuit(wanted.circuit, source, wanted, fixed)
-        _check_same_base(wanted.circuit, source, wanted, log)
     else:
         choice = _choose_by_scores(source, wanted, fixed, log, scores)
 
@@ -242,23 +238,20 @@ def _choose_at_budget(source: Source, wanted: Selection, log: Log, scores: HeadS
     if fixed:
         details["shared"] = {path: list(kept) for path, kept in fixed.items()}
     details.update(choice.details)
-    files = [file for file in (wanted.with_mask, wanted.mask, wanted.circuit) if file]
     seen_by_files = [seen_in(file.content, file.text) for file in files]
     seen = merged(source.description.seen, *seen_by_files, choice.seen)
     return HeadChoice(choice.mask, details, seen)
 
 
-def _read_mask(file: Document, source: Source, wanted: Selection, log: Log) -> HeadMask:
-    """Return the mask in a file, after a check that it is of this model."""
-    mask = mask_from_json(file.content, source.sites, file.text, source.description.arch)
-    _check_same_base(file, source, wanted, log)
-    return mask
+def _read_mask(file: Document, source: Source) -> HeadMask:
+    """Return the mask in a file, after a check that it fits this model."""
+    return mask_from_json(file.content, source.sites, file.text, source.description.arch)
 
 
 def _choose_by_scores(
     source: Source, wanted: Selection, fixed: Fixed, log: Log, known: HeadScores | None
 ) -> HeadChoice:
-    """Return the heads that scores decide to keep, with the provenance and the samples that were scored on.
+    """Return the heads that scores decide to keep, with the provenance, and the samples that were scored on now.
 
     The lowest are removed, over the whole model or within each site (attention layer), unless the criterion decides
     itself which heads are kept.
@@ -274,16 +267,17 @@ def _choose_by_scores(
         InputError: the file has no scores for the tower that is pruned.
     """
     # The scores, and where they come from.
+    seen: list[Entry] = []
     if wanted.scores:
         scores = scores_from_json(wanted.scores.content, source.sites, wanted.scores.text)
-        _check_same_base(wanted.scores, source, wanted, log)
         _check_order(scores, wanted, log)
         origin = {key: scores.info[key] for key in ("method", "source") if key in scores.info}
     else:
         scores = known or _score(source, wanted, log)
         origin = scores.info["source"]["settings"]
-    details: dict[str, object] = {"scores": origin}
-    seen = checked(scores.info.get("seen"), str(wanted.scores or "scores"))
+        seen = scores.info["seen"]
+    scope = None if isinstance(wanted.criterion, Decider) else wanted.scope
+    details: dict[str, object] = {"scores": origin, "scope": scope}
 
     # Count and remove only heads that have scores and belong to the tower of --tower (if that option is given).
     mask_of_model = source.description.mask
@@ -298,17 +292,14 @@ def _choose_by_scores(
     # which overrides what scores decide.
     shared = apply_fixed(mask_of_scored_sites.at(fixed), fixed)
 
-    # Some criteria decide which heads are kept: their decision is the mask.
+    # Some criteria decide which heads are kept: their decision is the mask. The others only score heads: the lowest are
+    # removed, over the whole model or within each site.
     if isinstance(wanted.criterion, Decider):
         decided = scores.info[wanted.criterion.name]["kept"]
         # At a site without a decision all heads stay.
         kept = {path: tuple(decided.get(path, heads)) for path, heads in mask_of_scored_sites.kept.items()}
-        mask = HeadMask(mask_of_scored_sites.heads, kept)
-        return HeadChoice(mask_of_model.updated(mask).updated(shared), details, seen)
-
-    # The others only score heads: the lowest are removed, over the whole model or within each site.
-    details["scope"] = wanted.scope
-    if wanted.scope == "global":
+        mask = HeadMask(mask_of_scored_sites.heads, kept).updated(shared)
+    elif wanted.scope == "global":
         count = total_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         lowest_first = lowest(scores, mask_of_scored_sites.kept_heads)
         mask = select_global(lowest_first, mask_of_scored_sites, count, fixed)
@@ -316,12 +307,6 @@ def _choose_by_scores(
         removals_by_path = site_budget(mask_of_scored_sites, wanted.keep, wanted.remove)
         mask = select_per_site(scores, mask_of_scored_sites, removals_by_path).updated(shared)
     return HeadChoice(mask_of_model.updated(mask), details, seen)
-
-
-def _check_same_base(file: Document, source: Source, wanted: Selection, log: Log) -> None:
-    """Check that a file was made from the weights of this model. A dry run reads no weights and skips the check."""
-    if wanted.reads_weights:
-        check_base(file.content, file.text, source, allow_other=wanted.allow_other_base, log=log)
 
 
 def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
@@ -337,14 +322,10 @@ def _warn_of_other_weights_beside(path: str, mask: HeadMask, log: Log) -> None:
     """
     if not path.endswith(".mask.json"):
         return
-    stem = path.removesuffix(".mask.json")
-    weights = Path(f"{stem}.st")
-    if not weights.is_file():
-        return
+    weights = f"{path.removesuffix('.mask.json')}.st"
     try:
-        header = read_header(weights)
-        description = Description.from_json(header.description or {}, str(weights))
-    except InputError:  # the file beside the mask is not a checkpoint, or is broken
+        description = Description.from_json(read_header(weights).description or {}, weights)
+    except InputError:  # there is no file beside the mask, or it is not a checkpoint, or is broken
         return
     has_one_mask = len(description.masks) == 1  # unlike a fused model
     if has_one_mask and description.mask.kept != mask.kept:
@@ -546,22 +527,13 @@ def _write(
     check_finite_weights(source.name, source.tensors)
     _warn_of_mask(source, wanted, mask, log)
 
-    # Prune the model, and make the documents: its description, its mask and the answer.
+    # Prune the model, and make the documents: its description and its mask.
     details = {**choice.details, "layout": layout}
     origin = provenance("prune", wanted.seed, [source.sha256], details, source.lineage)
     description, tensors = pruned(source, mask, layout)
     description = replace(description, provenance=origin, seen=tuple(choice.seen))
     mask_document = mask.to_json(source.description.arch, origin, choice.seen)
     cost = _costs(source, mask)
-    answer = PruneAnswer(
-        output=str(output.path),
-        model=source.name,
-        arch=source.description.arch,
-        layout=layout,
-        heads=mask.counts(),
-        mask=MaskRecord.model_validate(mask_document),
-        cost=cost,
-    )
     heads = len(source.description.mask.kept_heads)
     removed = heads - len(mask.kept_heads)
     fewer_parameters = signed_change(cost.before.params, cost.after.params)
@@ -576,7 +548,17 @@ def _write(
     else:
         digest = write_checkpoint(output, tensors, description.to_json())
         files.append(write_json(mask_output, mask_document))
-    answer = answer.model_copy(update={"sha256": digest, "warnings": log.warnings})
+    answer = PruneAnswer(
+        output=str(output.path),
+        model=source.name,
+        arch=source.description.arch,
+        layout=layout,
+        heads=mask.counts(),
+        mask=MaskRecord.model_validate(mask_document),
+        cost=cost,
+        sha256=digest,
+        warnings=log.warnings,
+    )
     return Outcome(answer, files=files)
 
 
@@ -589,17 +571,8 @@ def _warn_of_mask(source: Source, wanted: Selection, mask: HeadMask, log: Log) -
         mask: the heads that are kept.
         log: receives the warnings.
     """
-    # No head is removed, although an option says how many should be. The first such option is named.
-    removes_nothing = mask.kept == source.description.mask.kept
-    amounts = {
-        "--keep": wanted.keep,
-        "--remove": wanted.remove,
-        "--max-drop": wanted.max_drop,
-        "--circuit": wanted.circuit,
-    }
-    given = [f"{flag} {value}" for flag, value in amounts.items() if value is not None]
-    if removes_nothing and given:
-        log.warn(f"no head is removed: {given[0]} keeps every head that {source.name} has")
+    if mask.kept == source.description.mask.kept:
+        log.warn(f"no head is removed: every head that {source.name} has is kept")
 
     # Single weights that were set to zero before are not protected any more: a training would change them.
     has_lost_weights = source.description.params_nonzero is not None
@@ -650,7 +623,7 @@ def _plan(source: Source, wanted: Selection, layout: str, files: Sequence[Path])
         mask = choose(source, wanted, Log()).mask
     else:
         equal = {site.path: (0.0,) * site.heads for site in sites_of(source, wanted.tower)}
-        scores = HeadScores(equal, {"source": {"settings": {}}})
+        scores = HeadScores(equal, {"source": {"settings": {}}, "seen": []})
         mask = _choose_at_budget(source, wanted, Log(), scores).mask
         if wanted.scope == "global":
             return plan.model_copy(update={"note": "heads per site of a global selection are known only after scoring"})

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hydractl.criteria import Calibration
 from hydractl.criteria.criterion import gradients_of
-from hydractl.criteria.weights import WEIGHT_CRITERIA, WeightCriterion, lowest_weights, prunable
+from hydractl.criteria.weights import WEIGHT_CRITERIA, lowest_weights, prunable
 from hydractl.errors import NonFiniteError, UsageError
 from hydractl.files.atomic import Output, file_path, seed_mark
 from hydractl.files.checkpoint import with_tensors
@@ -30,30 +30,6 @@ from hydractl.verbs.outcome import Outcome
 from hydractl.verbs.score import open_calibration
 
 
-@dataclass(frozen=True)
-class _WeightPlan:
-    """How many weights to remove, and from where.
-
-    Attributes:
-        wanted: how the weights are chosen.
-        criterion: scores them.
-        prefixes: the prefixes of the names of parameters in the tower that is pruned; ``("",)`` for the whole model.
-        names: the stored tensors whose weights may be removed, sorted.
-        counts: how many weights there are, may be removed, and are; weights that are zero already are included.
-    """
-
-    wanted: WeightSelection
-    criterion: type[WeightCriterion]
-    prefixes: tuple[str, ...]
-    names: list[str]
-    counts: PrunedWeights
-
-    @property
-    def steps(self) -> int:
-        """The number of steps in which weights are removed."""
-        return self.wanted.weight_steps or self.criterion.steps
-
-
 def prune_weights(source: Source, call: Call) -> Outcome:
     """Return how many single weights of a model were removed; the model with zeros in their place is written.
 
@@ -61,30 +37,62 @@ def prune_weights(source: Source, call: Call) -> Outcome:
     """
     # The options; a criterion with data needs a classifier to score the weights.
     values, log = call.values, call.log
-    wanted = filled(WeightSelection, values, verb="prune", method=values["method"].name)
-    if WEIGHT_CRITERIA[wanted.method].needs_data:
+    criterion = WEIGHT_CRITERIA[values["method"].name]()
+    steps = values["weight_steps"] or criterion.steps
+    wanted = filled(WeightSelection, values, verb="prune", criterion=criterion, steps=steps)
+    if criterion.needs_data:
         need_classifier(source)
 
     # The output: a folder in the library's format if its name ends in a slash, else a checkpoint.
-    default_name = f"{source.name}.{wanted.method}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
+    default_name = f"{source.name}.{criterion.name}-weights{wanted.weights:g}{seed_mark(wanted.seed)}.st"
     output = values["output"] or default_name
     as_folder = output.endswith("/")
     path = Path(output) if as_folder else file_path(output)
 
     # How many weights are removed; then claim the output, score and write.
-    plan = _plan_weights(source, wanted)
-    answer = PruneAnswer(model=source.name, arch=source.description.arch, weights=plan.counts)
+    names, counts = _removable(source, wanted)
+    answer = PruneAnswer(model=source.name, arch=source.description.arch, weights=counts)
     with Output(path, force=values["force"], folder=as_folder) as target:
         if values["dry_run"]:
             return Outcome(answer.model_copy(update={"dry_run": True, "files_": [str(path)]}))
         announce_reading([source], log)
-        cost, digest = _write(source, plan, target, log)
+        check_finite_weights(source.name, source.tensors)
+        weights, details, used = _choose_weights(source, wanted, names, counts, log)
+        tensors = with_tensors(source.tensors, weights)
+        log.info(
+            f"{counts.removed} of {counts.parameters} parameters are removed: mult-adds, time and bytes stay, as zeros "
+            "are stored and multiplied like other numbers"
+        )
+
+        # Describe the model, with the provenance of the change.
+        details |= {"method": criterion.name, "weights": counts.share, **asked_classes(source, wanted.tower)}
+        if wanted.steps > 1:
+            details["steps"] = wanted.steps
+        sparse: dict[str, object] = {"share": counts.share, "params_nonzero": nonzero_parameters(tensors)}
+        if criterion.removes_biases:
+            sparse["biases"] = True  # zero biases count as removed, too, so that a training keeps them at zero
+        description = replace(
+            source.description,
+            family_version=source.family.version,
+            layout="zeroed" if as_folder else "sliced",  # a folder has zeros where heads were removed before
+            extra={"sparse": sparse},
+            provenance=provenance("prune", wanted.seed, [source.sha256], details, source.lineage),
+            seen=tuple(merged(source.description.seen, used)),
+        )
+
+        # Compare sizes, and write.
+        nonzero_before = nonzero_parameters(source.tensors)
+        before = size_of(source.description, source.tensors).model_copy(update={"params_nonzero": nonzero_before})
+        cost = SizeChange(before=before, after=size_of(description, tensors))
+        digest = write_model(target, description, tensors)
     written = {"output": str(path), "cost": cost, "sha256": digest, "warnings": log.warnings}
     return Outcome(answer.model_copy(update=written), files=[path])
 
 
-def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
-    """Return which weights may be removed, and how many must be.
+def _removable(source: Source, wanted: WeightSelection) -> tuple[list[str], PrunedWeights]:
+    """Return the names of the tensors whose weights may be removed, sorted, and how many weights must be.
+
+    Weights that are zero already count among those that must be.
 
     ``--weights 0.9`` keeps nine tenths of all parameters. What always stays counts among them: norms, embeddings of
     words and positions, biases (but for some criteria), and of a model of two towers (encoders of images and of texts)
@@ -93,21 +101,11 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
     Raises:
         UsageError: more weights must be removed than may be.
     """
-    # The weights that may be removed: those of layers in a tower, or in the whole model. They are found by the
-    # beginnings of their names.
-    criterion = WEIGHT_CRITERIA[wanted.method]
+    # The weights that may be removed: those of layers in a tower, or in the whole model.
     network = source.family.build(source.description.config)
     sites_of(source, wanted.tower)  # raises an error for a tower that the model does not have
-    prefixes: tuple[str, ...] = ()
-    if wanted.tower in (None, "both"):
-        prefixes = ("",)  # every name starts with the empty prefix
-    else:
-        for stages in source.family.stages(network):
-            if stages.tower == wanted.tower:
-                prefixes += tuple(stages.prefixes)
     stored_names = set(source.tensors.names())
-    parameters_of_layers = prunable(network, with_biases=criterion.removes_biases)
-    names = sorted(name for name in parameters_of_layers if name.startswith(prefixes) and name in stored_names)
+    names = sorted(stored_names.intersection(_layers(network, source, wanted)))
 
     # How many of them: of 1000 parameters with --weights 0.9 there are 100 to remove.
     total = parameters(source.tensors)
@@ -119,57 +117,29 @@ def _plan_weights(source: Source, wanted: WeightSelection) -> _WeightPlan:
         least_share = 1 - removable / total
         hint = f"{least_kept} of {total} parameters always stay, a share of {least_share:.4f}"
         raise UsageError(f"--weights {wanted.weights:g} is too small for {source.name}", hint=hint)
-    counts = PrunedWeights(share=wanted.weights, parameters=total, removable=removable, removed=count)
-    return _WeightPlan(wanted, criterion, prefixes, names, counts)
+    return names, PrunedWeights(share=wanted.weights, parameters=total, removable=removable, removed=count)
 
 
-def _write(source: Source, plan: _WeightPlan, target: Output, log: Log) -> tuple[SizeChange, str]:
-    """Return the size of the model before and after, and the SHA-256 of its weights.
+def _layers(network: nn.Module, source: Source, wanted: WeightSelection) -> dict[str, nn.Parameter]:
+    """Return the parameters of a network that may be removed, by name: those of layers in a tower, or in all towers.
 
-    The model with its lowest weights set to zero is written to the output.
+    Args:
+        network: the model as its library builds it, or as hydractl does; names of a tower begin alike in both.
+        source: the model.
+        wanted: the criterion, which may remove biases too, and the tower.
     """
-    # Choose the weights.
-    check_finite_weights(source.name, source.tensors)
-    weights, measured_on, used = _choose_weights(source, plan, log)
-    tensors = with_tensors(source.tensors, weights)
-    counts = plan.counts
-    log.info(
-        f"{counts.removed} of {counts.parameters} parameters are removed: mult-adds, time and bytes stay, as zeros are "
-        "stored and multiplied like other numbers"
-    )
-
-    # Describe the model, with the provenance of the change.
-    details: dict[str, object] = {"method": plan.criterion.name, "weights": counts.share}
-    details.update(measured_on)
-    details.update(asked_classes(source, plan.wanted.tower))
-    sparse: dict[str, object] = {"share": counts.share, "params_nonzero": nonzero_parameters(tensors)}
-    if plan.criterion.removes_biases:
-        sparse["biases"] = True  # zero biases count as removed, too, so that a training keeps them at zero
-    if plan.steps > 1:
-        details["steps"] = plan.steps
-    layout = "sliced"
-    if target.is_folder:  # a folder has zeros where heads were removed before
-        layout = "zeroed"
-    origin = provenance("prune", plan.wanted.seed, [source.sha256], details, source.lineage)
-    description = replace(
-        source.description,
-        family_version=source.family.version,
-        layout=layout,
-        extra={"sparse": sparse},
-        provenance=origin,
-        seen=tuple(merged(source.description.seen, used)),
-    )
-
-    # Compare sizes, and write.
-    nonzero_before = nonzero_parameters(source.tensors)
-    before = size_of(source.description, source.tensors).model_copy(update={"params_nonzero": nonzero_before})
-    after = size_of(description, tensors)
-    digest = write_model(target, description, tensors)
-    return SizeChange(before=before, after=after), digest
+    layers = prunable(network, with_biases=wanted.criterion.removes_biases)
+    if wanted.tower in (None, "both"):
+        return layers
+    prefixes: tuple[str, ...] = ()
+    for stages in source.family.stages(network):
+        if stages.tower == wanted.tower:
+            prefixes += tuple(stages.prefixes)
+    return {name: parameter for name, parameter in layers.items() if name.startswith(prefixes)}
 
 
 def _choose_weights(
-    source: Source, plan: _WeightPlan, log: Log
+    source: Source, wanted: WeightSelection, names: Sequence[str], counts: PrunedWeights, log: Log
 ) -> tuple[dict[str, Tensor], dict[str, object], list[Entry]]:
     """Return the tensors whose weights may be removed, by name, with zeros in the place of removed weights.
 
@@ -180,16 +150,15 @@ def _choose_weights(
     Raises:
         UsageError: more weights are zero already than are to be removed.
     """
-    criterion = plan.criterion()
-    wanted = plan.wanted
-    count = plan.counts.removed
-    weights = {name: source.tensors.read(name) for name in plan.names}
+    criterion = wanted.criterion
+    count = counts.removed
+    weights = {name: source.tensors.read(name) for name in names}
 
     # A weight that is zero was removed before.
     zeros = sum(int((weight == 0).sum()) for weight in weights.values())
     option = f"--weights {wanted.weights:g}"
     if zeros > count:
-        share_left = 1 - zeros / plan.counts.parameters
+        share_left = 1 - zeros / counts.parameters
         message = f"{option} is more than {source.name} has left, a share of {share_left:.4f}"
         raise UsageError(message, hint="give a smaller share")
     if zeros == count:
@@ -207,11 +176,9 @@ def _choose_weights(
     model = on_data.model
 
     # In each step: score, choose the lowest up to its count, set them to zero. A mask holds all removals so far.
-    for count_after_step in _counts(plan, zeros):
+    for count_after_step in _counts(counts, wanted.steps, zeros):
         # Gradients of the weights that may be removed, and of no other parameters.
-        layers = prunable(model.networks[0], with_biases=criterion.removes_biases)
-        removable = [parameter for name, parameter in layers.items() if name.startswith(plan.prefixes)]
-        with gradients_of(model, removable):
+        with gradients_of(model, _layers(model.networks[0], source, wanted).values()):
             scores = criterion.score(weights, model, on_data.calibration)
         weights = _without_lowest(scores, weights, count_after_step)
         if count_after_step < count:
@@ -222,21 +189,21 @@ def _choose_weights(
     return weights, on_data.measured_on, on_data.used
 
 
-def _counts(plan: _WeightPlan, zeros: int) -> list[int]:
+def _counts(counts: PrunedWeights, steps: int, zeros: int) -> list[int]:
     """Return how many weights are removed in all after each step; weights that are zero already are included.
 
     The last number is the one that ``--weights`` asks for. The share of weights that are left falls by the same factor
     in each step, as in the code of the authors of OBA: from 1 to 0.81 in two steps by 0.9 each, so that of 1000 weights
     100 and then 190 are removed.
     """
-    total = plan.counts.parameters
+    total = counts.parameters
     share_before = 1 - zeros / total
     removed = []
-    for step in range(1, plan.steps):
+    for step in range(1, steps):
         # share before * (share at the end / share before) ** (step / steps)
-        share_after_step = share_before * (plan.counts.share / share_before) ** (step / plan.steps)
+        share_after_step = share_before * (counts.share / share_before) ** (step / steps)
         removed.append(total - round(share_after_step * total))
-    return [*removed, plan.counts.removed]
+    return [*removed, counts.removed]
 
 
 def _without_lowest(scores: Mapping[str, Tensor], weights: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.means import means
-from hydractl.files.atomic import Output, file_path, json_path, write_bytes, write_json
+from hydractl.files.atomic import claimed, file_path, json_path, write_bytes, write_json
 from hydractl.files.bench_answer import BenchAnswer
 from hydractl.files.eval_answer import EvalAnswer
 from hydractl.files.study_answer import StudyAnswer
@@ -36,25 +34,22 @@ def run(call: Call) -> Outcome:
     """
     over = call.values["over"]
     answers = {file.text: _answer_of(file) for file in call.values["model"]}
-    has_several = len(answers) > 1
-    if has_several and over is None:
+    if len(answers) > 1 and over is None:
         raise UsageError("several documents need --over: means over seeds or over data sets")
 
     # Evals, of which several have a mean.
+    path, answer = next(iter(answers.items()))
     evals = {path: answer for path, answer in answers.items() if isinstance(answer, EvalAnswer)}
-    all_are_evals = len(evals) == len(answers)
-    if all_are_evals and over is not None:
+    if len(evals) == len(answers):
+        if over is None:
+            return _report_on_eval(evals[path], call)
         mean_answer = means(evals, over)
         call.log.warn_all(mean_answer.warnings)
         return _report_on_eval(mean_answer, call)
-    if all_are_evals:
-        only_answer = next(iter(evals.values()))
-        return _report_on_eval(only_answer, call)
 
     # The others are shown one at a time, and have no use for the options of evals.
-    if has_several:
+    if len(answers) > 1:
         raise UsageError("means are taken of documents of eval alone", hint="report on the others one at a time")
-    path, answer = next(iter(answers.items()))
     for name in ("html", "over", "require"):
         if call.given(name):
             hint = "report on an eval: the folder of a study holds one, test.json"
@@ -70,16 +65,16 @@ def _answer_of(file: Document) -> EvalAnswer | BenchAnswer | StudyAnswer:
     """
     document = file.content
     origin = _origin(file.text)  # where the document is from, for messages
-    kind_of_schema: dict[Any, type[EvalAnswer | BenchAnswer | StudyAnswer]] = {
-        kind.form(): kind for kind in (EvalAnswer, BenchAnswer, StudyAnswer)
-    }
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, str) or schema not in kind_of_schema:
-        raise InputError(
-            f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
-            hint=f"these have the schemas {', '.join(kind_of_schema)}",
-        )
-    return kind_of_schema[schema].of(document, origin)
+    kinds: tuple[type[EvalAnswer | BenchAnswer | StudyAnswer], ...] = (EvalAnswer, BenchAnswer, StudyAnswer)
+    for kind in kinds:
+        if kind.form() == schema:
+            return kind.of(document, origin)
+    schemas = ", ".join(kind.form() for kind in kinds)
+    raise InputError(
+        f"{origin} is no document of eval, bench or study (schema {shown(schema)})",
+        hint=f"these have the schemas {schemas}",
+    )
 
 
 def _origin(path: str) -> str:
@@ -101,22 +96,14 @@ def _report_on_eval(answer: EvalAnswer, call: Call) -> Outcome:
         call: the options, of which ``output``, ``html``, ``force``, ``require`` and ``dry_run`` count.
     """
     values = call.values
-    force = values["force"]
     rows = [(row.name, row.to_dict()) for row in answer.models]
     unmet = unmet_in(rows, values["require"])
 
     files: list[Path] = []
-    with ExitStack() as stack:
-        # Claim the files.
-        document = None
-        path = json_path(values["output"])  # None without --output
-        if path is not None:
-            document = stack.enter_context(Output(path, force=force))
-        page = None
-        if values["html"] is not None:
-            page = stack.enter_context(Output(file_path(values["html"]), force=force))
-
-        # Write them.
+    path = json_path(values["output"])  # None without --output
+    path_of_page = None if values["html"] is None else file_path(values["html"])
+    force = values["force"]
+    with claimed(path, force=force) as document, claimed(path_of_page, force=force) as page:
         if not values["dry_run"]:
             if document is not None:
                 files.append(write_json(document, answer.to_dict()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from hydractl.data.base import left_out_warnings, one_class_warning, orientation
 from hydractl.data.part import DatasetPart
 from hydractl.data.text import cut_warning
 from hydractl.errors import NonFiniteError
-from hydractl.files.atomic import Output, file_path, seed_mark, write_json
+from hydractl.files.atomic import claimed, file_path, seed_mark, write_json
 from hydractl.files.circuit_answer import ScoresAnswer
 from hydractl.files.description import provenance
 from hydractl.files.fingerprints import Entry, entry, merged
@@ -26,13 +25,13 @@ from hydractl.heads.mask import HeadScores
 from hydractl.heads.selection import site_budget
 from hydractl.log import Log
 from hydractl.model.loading import build_model, resolve_device, resolve_dtype
-from hydractl.model.matching import asked_classes, known, only_one, sites_of
+from hydractl.model.matching import asked_classes, known, of_one_member, sites_of
 from hydractl.model.runtime import HydraModel, move
-from hydractl.model.source import Source, need_classifier, open_sources
+from hydractl.model.source import Source, need_classifier, open_source
 from hydractl.model.stored import StoredHeads, check_finite_weights
 from hydractl.options.call import Call, filled
 from hydractl.verbs.choosing import Measuring, Scoring
-from hydractl.verbs.opening import announce_reading, open_labelled, opening_options
+from hydractl.verbs.opening import announce_reading, open_named, opening_options
 from hydractl.verbs.outcome import Outcome
 
 
@@ -45,14 +44,12 @@ def run(call: Call) -> Outcome:
     values, log = call.values, call.log
     criterion: Criterion = values["method"]
     scoring = filled(Scoring, values, verb="score", criterion=criterion)
-    source = only_one(open_sources(values["model"], opening_options(values, bodies=True)), "score")
+    source = of_one_member(open_source(values["model"][0], opening_options(values, bodies=True)), "score")
     default_name = f"{source.name}.{criterion.name}{seed_mark(scoring.seed)}.scores.json"
     path = file_path(values["output"] or default_name)
-    with ExitStack() as stack:
-        # Claim the file before anything is computed.
-        target = None
-        if not call.writes_to_stdout():
-            target = stack.enter_context(Output(path, force=values["force"]))
+
+    # Claim the file before anything is computed.
+    with claimed(None if call.writes_to_stdout() else path, force=values["force"]) as target:
         if values["dry_run"]:
             check_criterion(source, criterion, scoring.tower)
             heads = source.description.mask.counts()
@@ -63,9 +60,7 @@ def run(call: Call) -> Outcome:
         announce_reading([source], log)
         scores = ScoresAnswer.model_validate(score_source(source, scoring, log).to_json())
         scores = scores.model_copy(update={"warnings": log.warnings})
-        files = []
-        if target is not None:
-            files.append(write_json(target, scores.to_dict()))
+        files = [] if target is None else [write_json(target, scores.to_dict())]
     return Outcome(scores, files=files)
 
 
@@ -202,18 +197,19 @@ def open_samples(source: Source, on: Measuring, log: Log) -> tuple[Source, Datas
         log: receives warnings about odd data.
     """
     assert on.data is not None  # the options require it for what needs data
-    named, dataset = open_labelled(source, on.data, on.limit, on.seed)
+    named, dataset = open_named(source, on.data, on.limit, on.seed)
     log.warn_all([*left_out_warnings(dataset), one_class_warning(dataset)])
 
     # Draw the samples, without repetition, and sort their indices: samples are read in the order of the data.
-    count = min(on.samples, len(dataset))
-    if count < on.samples:
-        log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
-    generator = np.random.default_rng(on.seed)
-    indices: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
-    drawn = DatasetPart(dataset, dataset.spec, sorted(indices))
-    log.warn_all([cut_warning(drawn, named.family.collate(named.description.preprocess))])
-    return named, drawn
+    if on.samples is not None:
+        count = min(on.samples, len(dataset))
+        if count < on.samples:
+            log.warn(f"{on.data} has {len(dataset)} samples, fewer than --samples {on.samples}: all are used")
+        generator = np.random.default_rng(on.seed)
+        indices: list[int] = generator.choice(len(dataset), count, replace=False).tolist()
+        dataset = DatasetPart(dataset, dataset.spec, sorted(indices))
+    log.warn_all([cut_warning(dataset, named.family.collate(named.description.preprocess))])
+    return named, dataset
 
 
 def open_calibration(source: Source, on: Measuring, log: Log) -> ModelOnData:

@@ -20,8 +20,8 @@ from hydractl.heads.mask import Site
 from hydractl.jsonio import differences, read_json_file, shown
 from hydractl.log import Log, PassedOn, Progress, SayOnce
 from hydractl.metrics.ood_scores import LAYERS, OF_STUDY, OF_ZERO_SHOT
-from hydractl.model.matching import only_one, sites_of
-from hydractl.model.source import Source, open_sources
+from hydractl.model.matching import of_one_member, sites_of
+from hydractl.model.source import Source, open_source
 from hydractl.options.call import Call, filled
 from hydractl.report.eval_html import render
 from hydractl.report.texts import duration_text
@@ -74,7 +74,7 @@ def run(call: Call) -> Outcome:
     )
 
     # Open the model and all data, and compare the data sets with each other.
-    source = only_one(open_sources(values["model"], opening_options(values)), "study")
+    source = of_one_member(open_source(values["model"][0], opening_options(values)), "study")
     folder = Path(values["output"] or f"{source.name}.study")
     sets = study_sets(request, source, log)
 

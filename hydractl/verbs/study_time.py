@@ -10,7 +10,7 @@ from hydractl.circuit.scope import SearchOptions, scope_of
 from hydractl.circuit.session import Session
 from hydractl.distributed import processes
 from hydractl.log import Log
-from hydractl.model.source import open_sources
+from hydractl.model.source import open_source
 from hydractl.options.call import filled
 from hydractl.studies.plan import Plan, Row
 from hydractl.studies.sets import StudySets
@@ -114,7 +114,7 @@ def _probe_search(step: Step) -> SearchPlan:
     """Return the plan of the search that a step runs, with its time measured on one batch."""
     values = step.call(Log()).values
     opening = opening_options(values)
-    source = open_sources(values["model"], opening)[0]
+    source = open_source(values["model"][0], opening)
     options = filled(SearchOptions, values)
     with processes(values["timeout"]) as team:
         scope = scope_of(source, options, Log())

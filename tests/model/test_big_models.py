@@ -167,7 +167,7 @@ def test_a_big_model_that_is_read_is_announced(
 ) -> None:
     monkeypatch.setattr("hydractl.verbs.opening._BIG_BYTES", 1)
     run("prune", "base.st", *MAGNITUDE, "-o", "n.st")
-    assert "reading base (0.0 GB)" in capsys.readouterr().err
+    assert "reading 0.0 GB of weights" in capsys.readouterr().err
 
 
 @pytest.mark.fault(10)

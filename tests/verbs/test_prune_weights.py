@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hydractl.criteria.weights import WeightMagnitude
 from hydractl.files.verb_answers import PrunedWeights
-from hydractl.verbs.prune_weights import _counts, _WeightPlan
+from hydractl.verbs.prune_weights import _counts
 from tests.image_data import write_images
 from tests.pico import published, shared_stock
 from tests.running import answer, quiet, stopped_after, tensors
@@ -117,8 +115,7 @@ def test_oba_takes_biases_too_which_stay_removed_in_a_training() -> None:
 )
 def test_each_step_keeps_the_same_share_of_what_is_left(zeros: int, share: float, steps: int, left: list[int]) -> None:
     counts = PrunedWeights(share=share, parameters=1000, removable=1000, removed=1000 - round(share * 1000))
-    plan = _WeightPlan(SimpleNamespace(weight_steps=steps), WeightMagnitude, ("",), [], counts)
-    assert [1000 - count for count in _counts(plan, zeros)] == left
+    assert [1000 - count for count in _counts(counts, steps, zeros)] == left
 
 
 def _labels() -> str:
