@@ -163,7 +163,7 @@ def test_heads_gone_in_the_other_tower_at_the_start_count_for_nothing(here: Path
     steps = [{"site": visual, "head": head, "correct": correct, "n_id": 10} for head, correct in ((0, 9), (1, 5))]
     circuit = {"schema": "hydractl.circuit/2", "tower": "visual", "start_mask": {"sites": kept}, "removed": steps}
     Path("c.json").write_text(json.dumps({**circuit, "base": {"correct": 10, "n_id": 10}}))
-    run("prune", "clip", "--circuit", "c.json", "--remove", "auto", "--max-drop", "0.1", "-o", "p.st")
+    run("prune", "clip", "--circuit", "c.json", "--max-drop", "0.1", "-o", "p.st")
     pruned = read_json("p.mask.json")["sites"]
     assert pruned[visual]["kept"] == [1, 2]  # the second step loses too much
     assert {path: pruned[path]["kept"] for path in kept if path != visual} == {
