@@ -394,9 +394,8 @@ def _kept_heads(sources: Sequence[Source]) -> list[PredictedSiteRecord]:
 
 def _cost(sources: Sequence[Source], whole_last_block: bool, passes: int) -> CostRecord:
     """Return the number of parameters of all files together, and the multiply-adds of all passes for one sample."""
-    total = total_cost(
-        cost_of(source.description, source.tensors, whole_last_block=whole_last_block) for source in sources
-    )
+    costs = [cost_of(source.description, source.tensors, whole_last_block=whole_last_block) for source in sources]
+    total = total_cost(costs)
     return CostRecord(
         params=total["params"],
         params_nonzero=total.get("params_nonzero"),
