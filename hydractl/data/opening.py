@@ -142,8 +142,10 @@ def open_data(
         raw.of_rows(rows), ids, parsed.where, labels=labels, label_map=label_map, need=need_labels, ignore=ignore_labels
     )
     if wanted_rows is not None:
-        # `places` count within the part. If the part is sorted by class, they are drawn from every class.
-        places = limited(indices if kind.drawn else None, len(rows), limit, seed)
+        # `places` count within the part. If the part is sorted by class, they are drawn from every class, also of a set
+        # whose classes are not those of the model.
+        labels_of_part = None if to_choose_by is None or not kind.drawn else [to_choose_by[row] for row in rows]
+        places = limited(labels_of_part, len(rows), limit, seed)
         rows = [rows[place] for place in places]
         if indices is not None:
             indices = indices[places]

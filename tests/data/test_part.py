@@ -56,6 +56,17 @@ def test_the_limit_of_a_part_of_a_set_sorted_by_class_takes_every_class(tmp_path
     assert np.bincount(labels).tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("part", ["part=1/2", "fraction=0:0.5", "take=18"])
+def test_the_limit_of_a_part_of_an_ood_set_takes_every_class_that_the_model_does_not_have(
+    part: str, tmp_path: Path
+) -> None:
+    classes = ["jet", "kite", "lark"]
+    np.savez(tmp_path / "a.npz", x=np.zeros((18, 8, 8), dtype=np.uint8), y=np.arange(18) // 6, classes=classes)
+    ood = open_data(f"{tmp_path}/a.npz?{part}", limit=6, labels=["cat", "dog"], ignore_labels=True)
+    classes_drawn = [int(sample_id.partition("#")[2]) // 6 for sample_id in ood.ids]
+    assert ood.labels is None and np.bincount(classes_drawn).tolist() == [2, 2, 2]
+
+
 FORMS = ["{0}/a.npz", "{0}/a.jsonl", "builtin:symbols", "{0}/folder", "{0}/list.txt?root={0}", "captions:{0}/a.tsv"]
 
 
