@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hydractl.errors import InputError
 from hydractl.evaluation.gathering import LogitsReader, gather, none_readable
 from hydractl.evaluation.options import EvalOptions, FitOptions
 from hydractl.evaluation.predictions.store import LogitsBatch
@@ -68,7 +67,7 @@ def fit(
         read: returns the logits of a data set.
 
     Raises:
-        InputError: if all scores are constant for the model, or a set has no sample that can be read.
+        InputError: if a set has no sample that can be read.
     """
     name = model.name
     warnings: list[str | None] = []
@@ -125,7 +124,7 @@ def fit(
     if compares_scores:
         assert inside is not None
         compared = _compare_scores(inside, outside)
-        score, *near_ties = as_good_as_the_best(compared, name)
+        score, *near_ties = as_good_as_the_best(compared)
         if near_ties:
             ties = ", ".join(near_ties)
             warnings.append(f"{score} was named first and is taken; as good on the validation data: {ties}")
@@ -250,18 +249,12 @@ def _compare_scores(inside: Samples, outside: Mapping[str, Samples]) -> dict[str
     return compared
 
 
-def as_good_as_the_best(compared: Mapping[str, ComparedScoreRecord], model: str) -> list[str]:
+def as_good_as_the_best(compared: Mapping[str, ComparedScoreRecord]) -> list[str]:
     """Return the names of the scores whose mean AUROC is less than :data:`NEAR_TIE` below the best, in their order.
 
     Args:
-        compared: the AUROCs of all scores, by name.
-        model: the name of the model, for the message.
-
-    Raises:
-        InputError: if all scores are constant.
+        compared: the AUROCs of all scores, by name; at least one is not constant.
     """
     means = {name: score.auroc for name, score in compared.items() if score.auroc is not None}
-    if not means:
-        raise InputError(f"no OOD score tells anything of {model}: {', '.join(compared)} are constant")
     best_mean = max(means.values())
     return [name for name, mean in means.items() if best_mean - mean < NEAR_TIE]

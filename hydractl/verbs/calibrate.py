@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from hydractl.errors import UsageError
+from hydractl.errors import InputError, UsageError
 from hydractl.evaluation.answer import records_of_sets
 from hydractl.evaluation.calibrated import calibrated_model, write_calibrated
 from hydractl.evaluation.fitting import fit
@@ -22,6 +22,7 @@ from hydractl.evaluation.rows import open_rows_and_sets, row_scores
 from hydractl.evaluation.sets import fitted_entries
 from hydractl.files.atomic import Output, check_outputs, file_path, write_json
 from hydractl.files.calibrate_answer import CalibrateAnswer, CalibratedModelRecord
+from hydractl.metrics.ood_scores import says_nothing
 from hydractl.options.call import Call, filled
 from hydractl.verbs.opening import opening_options
 from hydractl.verbs.outcome import Outcome
@@ -52,6 +53,15 @@ def run(call: Call) -> Outcome:
         raise UsageError(text, hint="-o FILE.json")
     log.warn_all(findings_before([model], sets, options))
 
+    # The OOD scores of which one is taken. A constant one would be stored for nothing, and without its threshold.
+    scores = row_scores(model, options)
+    if all(says_nothing(score, model.members) for score in scores):
+        names = ",".join(scores)
+        raise InputError(
+            f"--ood-score {names} is constant for {model.name}, a single model, and tells no samples apart",
+            hint="choose another score, such as --ood-score energy",
+        )
+
     # A dry run reads the samples to compare them, and runs no model.
     if values["dry_run"]:
         log.warn_all(findings_of_samples([model], sets))
@@ -68,7 +78,7 @@ def run(call: Call) -> Outcome:
 
         # Run the model on the sets and choose; then free its memory.
         try:
-            fitted = fit(model, sets, options, row_scores(model, options), partial(read_logits, model, None, log))
+            fitted = fit(model, sets, options, scores, partial(read_logits, model, None, log))
         finally:
             model.release()
         log.warn_all(findings_of_samples([model], sets))

@@ -132,8 +132,8 @@ def test_a_score_that_tells_no_more_than_chance_is_warned_of() -> None:
 def test_near_ties_are_told_and_the_order_given_decides() -> None:
     means = {"msp": 0.9, "mi": None, "energy": 0.904, "gen": 0.88}
     compared = {name: ComparedScoreRecord(auroc=mean, by_set={}) for name, mean in means.items()}
-    assert as_good_as_the_best(compared, "m") == ["msp", "energy"]
-    assert as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}, "m") == ["energy", "msp"]
+    assert as_good_as_the_best(compared) == ["msp", "energy"]
+    assert as_good_as_the_best({"energy": compared["energy"], "msp": compared["msp"]}) == ["energy", "msp"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,8 @@ def test_near_ties_are_told_and_the_order_given_decides() -> None:
         ([*VAL, "--temperature", "base=2"], 2, "--temperature must be fit, vector, none or a number"),
         ([*VAL, "--ood-score", "msp,energy"], 2, "--ood-score msp,energy needs --ood-val (auto makes some)"),
         ([*VAL, "--ood-val", "s=builtin:digits/val", "--threshold", "ood:0.9"], 3, "are the same samples"),
+        ([*VAL, "--ood-score", "mi", "--threshold", "id:0.05"], 3, "--ood-score mi is constant for base, a single"),
+        ([*VAL, *OOD_VAL, "--ood-score", "mi,variance"], 3, "--ood-score mi,variance is constant for base"),
         ([*VAL, "--ood-score", "knn"], 2, "--ood-score knn needs --train SPEC"),
     ],
 )
