@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, Union
@@ -166,13 +167,8 @@ def open(
         source = open_module(model, arch, processor, folder.path)
     else:
         ref = os.fspath(model)
-        try:
+        with _hints_in_python():
             source = open_source(ref, ModelOptions(arch, seed))
-        except HydraError as error:
-            if error.hint is not None:
-                error.hint = in_python(error.hint)
-                error.add_note(f"hint: {error.hint}")  # which a traceback shows
-            raise
 
     # Apply the arguments to a copy of the description; the source stays as it is.
     changed = source
@@ -256,21 +252,33 @@ def save(
     if isinstance(what, Result):
         what = what.to_dict()
     if isinstance(what, Mapping):
-        with Output(file_path(os.fspath(path)), force=force) as output:
+        with _hints_in_python(), Output(file_path(os.fspath(path)), force=force) as output:
             return write_json(output, what)
 
     # A model. A name such as a.onnx would say that the file is of another kind.
     hint_at_name = name_for_weights(os.fspath(path))
     if hint_at_name is not None:
         raise UsageError(f"save writes safetensors, not {path}", hint=hint_at_name)
-    with Output(file_path(os.fspath(path)), force=force) as output:
-        source = open(what).source
+    source = open(what).source
+    with _hints_in_python(), Output(file_path(os.fspath(path)), force=force) as output:
         check_finite_weights(source.name, source.tensors)
         description = _description_to_save(source, trained_on)
         # Tensors that a file stores beside the weights, such as statistics, are saved as well.
         tensors = with_tensors(source.tensors, beside(source.tensors))
         write_checkpoint(output, tensors, description.to_json())
     return output.path
+
+
+@contextlib.contextmanager
+def _hints_in_python() -> Iterator[None]:
+    """Put the hints of errors in terms of Python, and into their tracebacks."""
+    try:
+        yield
+    except HydraError as error:
+        if error.hint is not None:
+            error.hint = in_python(error.hint)
+            error.add_note(f"hint: {error.hint}")
+        raise
 
 
 def held_spec(option: str, value: Any, name: str) -> str | DataSpec:

@@ -359,8 +359,7 @@ def _check_folder(
             problems.append(f"class folder {printable(name)!r} has no images")
     if images_by_class and loose_images:
         first = printable(loose_images[0])
-        others = len(loose_images) - 1
-        problems.append(f"images beside the class folders: {first} and {others} more")
+        problems.append(f"images beside the class folders: {len(loose_images)}, the first is {first}")
     if problems:
         raise InputError(
             f"{spec.where}: neither a folder of class folders nor a folder of images",

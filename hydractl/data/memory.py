@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from hydractl.data.arrays import ArrayImages
 from hydractl.data.base import Dataset, RowIds
 from hydractl.data.held import HeldSamples, HeldSet
@@ -60,8 +62,9 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 
 def _as_python(label: Any) -> Any:
-    """Return a label as a plain Python value; numbers of numpy and torch are converted."""
-    return label.item() if hasattr(label, "item") else label
+    """Return a label as a plain Python value; numbers of numpy and torch, and arrays of one, are converted."""
+    is_one_number = hasattr(label, "item") and np.size(label) == 1
+    return label.item() if is_one_number else label
 
 
 def _text_or_pair(sample: Any, spec: DataSpec) -> Text:

@@ -11,7 +11,7 @@ from hydractl.data.base import Dataset
 from hydractl.data.files import IMAGE_SUFFIXES, FileImages, printable, with_numbers_if_repeated
 from hydractl.data.opening import open_data
 from hydractl.data.text import Texts
-from hydractl.errors import InputError, UsageError
+from hydractl.errors import InputError, UsageError, near_path
 from hydractl.expressions.data_sets import DataSpec
 
 STANDARD_INPUT = "-"
@@ -39,11 +39,14 @@ def open_inputs(
 
     Raises:
         UsageError, InputError: as for :func:`hydractl.data.open_data`, if there are several inputs of which one is no
-            image file, and if standard input is empty.
+            image file or missing, and if standard input is empty.
     """
     [(model, kind_read)] = reads.items()  # of the one model: its name, and "image" or "text"
     other_inputs = [item for item in inputs if not _is_image_file(item)]
     if len(inputs) > 1 and other_inputs:
+        missing = [str(item) for item in other_inputs if str(item).lower().endswith(IMAGE_SUFFIXES)]
+        if missing:
+            raise InputError(f"INPUT {missing[0]}: no such file", hint=near_path(missing[0]))
         raise UsageError(
             f"INPUT {other_inputs[0]} is no image file: several inputs have to be such files",
             hint="give one data set, with a command for each, or the paths on standard input: predict MODEL -",
@@ -52,7 +55,7 @@ def open_inputs(
     # A data set, which is checked where it is opened.
     first = inputs[0]  # if it is no image file, there is no other input, as was checked
     if other_inputs and str(first) != STANDARD_INPUT:
-        spec = DataSpec.of_option("INPUT", str(first), getattr(first, "held", None))
+        spec = first if isinstance(first, DataSpec) else DataSpec.of_option("INPUT", first)
         return open_data(spec, limit=limit, seed=seed, labels=labels, ignore_labels=True, reads=reads, on_bad=on_bad)
 
     # Standard input, or image files.

@@ -230,7 +230,8 @@ class OodSet:
         has_known_group = group in (None, "near", "far")
         if not has_name or not has_known_group or not spec:
             advice = ": samples that are made are for --ood-val" if text == AUTO else ""
-            raise ValueError(f"must be NAME[:near|far]=SPEC, not {text!r}{advice}")
+            given = text if held is None else name_and_group  # samples in memory have no SPEC
+            raise ValueError(f"must be NAME[:near|far]=SPEC, not {given!r}{advice}")
         return cls(text, name, group, DataSpec.of_option(f"{option} {name}", spec, held))
 
     def __str__(self) -> str:

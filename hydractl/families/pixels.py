@@ -43,13 +43,16 @@ def images_of(samples: Sequence[Any]) -> list[Image.Image]:
             image.
 
     Raises:
-        InputError: if ``samples`` is a single image, or may be one, or :func:`image_of` cannot read one of the images.
+        InputError: if ``samples`` is a single image, or may be one, or empty, or :func:`image_of` cannot read one of
+            the images.
     """
     if _may_be_one_image(samples):
         raise InputError(
             "preprocess takes a list of images, not one alone",
             hint="preprocess([image]); of several grey images preprocess(list(images))",
         )
+    if not len(samples):
+        raise InputError("preprocess takes one image or more, and was given none")
     return [image_of(sample) for sample in samples]
 
 

@@ -191,7 +191,7 @@ def _refuse_other_kind(beginning: bytes, path: Path) -> None:
         raise InputError(f"{path} is JSON, not a checkpoint", hint=f"hydractl --info {quoted} says which")
     is_zip = beginning.startswith(b"PK\x03\x04")
     if is_zip and b".npy" in beginning:
-        raise InputError(f"{path} is an .npz file of arrays, not a checkpoint", hint="arrays are data: --data FILE.npz")
+        raise InputError(f"{path} is an .npz file of arrays, not a checkpoint", hint="arrays are data, and no MODEL")
     is_bare_pickle = beginning.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
     if is_zip or is_bare_pickle:  # torch puts its pickles into ZIP archives
         raise InputError(f"{path} is a pickle, which hydractl never opens", hint=CONVERT)

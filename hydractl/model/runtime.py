@@ -420,7 +420,8 @@ class HydraModel(nn.Module):
     def stock_tensors(self) -> dict[str, Tensor]:
         """Return the weights of a model with one member under the library's names, without the removed heads."""
         if self.members != 1:
-            raise InputError("a fused model has no single set of stock tensors")
+            hint = "give the file or the Model that it was loaded from; train members before they are fused"
+            raise InputError("a loaded module of several members has no one set of weights", hint=hint)
 
         # All tensors but those of attention are as in the library. Attention is written back block by block.
         tensors = {}

@@ -276,7 +276,7 @@ def _sum_up(plan: _Plan, tally: PredictionTally, report: Output | None, outcome:
     answer = answer.model_copy(update={"warnings": log.warnings})
 
     # A line for the log, e.g. "200 inputs, 9 flagged as OOD: 4.50% (95 % interval 2.39% to 8.33%)".
-    words = f"{answer.n:,} inputs"
+    words = "1 input" if answer.n == 1 else f"{answer.n:,} inputs"
     if answer.ood is not None:
         words += f", {answer.ood.n:,} flagged as OOD: {answer.ood.in_percent()}"
     if answer.skipped is not None:

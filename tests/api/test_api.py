@@ -18,6 +18,7 @@ import hydractl
 from hydractl.api.models import held_spec
 from hydractl.cli.app import main
 from hydractl.data import open_data
+from hydractl.errors import InputError, OutputError, UsageError
 from hydractl.expressions.data_sets import DataSpec
 from hydractl.files.checkpoint import sha256_file
 from tests.pico import SMALL
@@ -179,6 +180,25 @@ def test_warnings_and_problems_name_arguments() -> None:
     ]
     with pytest.raises(hydractl.errors.InputError, match="^ood\\['far'\\] has no samples"):
         hydractl.evaluate("vit.st", test=(X, Y), ood={"far": []})
+
+
+def test_what_cannot_be_taken_is_said_in_words_of_python(tmp_path: Path) -> None:
+    opened = hydractl.open("vit.st")
+    with pytest.raises(UsageError, match=r"ood must be NAME\[:near\|far\]=SPEC, not 'a b'$"):
+        hydractl.evaluate(opened, test=(X, Y), ood={"a b": X})
+    with pytest.raises(InputError, match="^data nowhere/: no such file or folder"):
+        hydractl.predict(opened, data="nowhere/")
+    module = hydractl.load(opened, device="cpu")
+    with pytest.raises(InputError, match="was given none"):
+        module.preprocess([])
+    hydractl.save(module, tmp_path / "a.st")
+    with pytest.raises(OutputError) as raised:
+        hydractl.save(module, tmp_path / "a.st")
+    assert raised.value.hint == "add force to replace it, or choose another name"
+    several = hydractl.load(hydractl.fuse([opened, opened]), device="cpu")
+    with pytest.raises(InputError, match="a loaded module of several members") as refused:
+        hydractl.evaluate(several, test=(X, Y))
+    assert "give the file or the Model" in str(refused.value.hint)
 
 
 def test_numbers_of_arrays_are_numbers() -> None:

@@ -155,3 +155,10 @@ def test_a_table_whose_columns_cannot_be_told() -> None:
 def test_what_is_no_data_set_is_refused(model: hydractl.Model, data: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         scores(model, data)
+
+
+@pytest.mark.parametrize("labels", [np.eye(5)[Y], np.eye(5, dtype=int)[Y]])
+def test_rows_of_numbers_are_no_labels(model: hydractl.Model, labels: Any) -> None:
+    with pytest.raises(InputError, match="the labels cannot be used") as error:
+        scores(model, (X, labels))
+    assert "of sample data#0 is neither an integer nor a name" in error.value.problems[0]

@@ -57,7 +57,7 @@ def test_folder_problems_are_all_listed(pets: Path) -> None:
     error = refused(InputError, open_data, str(pets))
     assert error.problems == [
         "class folder 'empty' has no images",
-        "images beside the class folders: stray.png and 0 more",
+        "images beside the class folders: 1, the first is stray.png",
     ]
 
 

@@ -269,6 +269,8 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
     assert main(["predict", "hydra.st", TEST, "--flagged"]) == 2
     assert "--flagged needs a threshold, and hydra holds none" in capsys.readouterr().err
     assert all("is_ood" not in json.loads(line) for line in printed.out.splitlines())
+    assert main(["predict", "hydra.st", TEST, "--limit", "1"]) == 0
+    assert "\n1 input\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -277,6 +279,7 @@ def test_without_a_threshold_nothing_is_flagged(capsys: pytest.CaptureFixture[st
         ([], "needs an INPUT"),
         (["-", "-"], "INPUT - is no image file: several inputs have to be such files"),
         ([TEST, "new/"], f"INPUT {TEST} is no image file"),
+        (["missing.png", "new/"], "INPUT missing.png: no such file"),
         ([TEST, "--data", TEST], "give only one of INPUT, --data"),
         ([TEST, "-o", "p.txt"], "written to .jsonl, .csv"),
         ([TEST, "-o", "p.parquet"], "written to .jsonl, .csv"),
