@@ -335,6 +335,7 @@ def checking() -> Iterator[Call]:
     call = current()
     _check_models(call)
     _check_output(call)
+    _check_outputs_differ(call)
     if call.values["quiet"] and call.values["verbose"]:
         call.add(f"--quiet{call.where('quiet')} and --verbose{call.where('verbose')} exclude each other")
 
@@ -388,6 +389,18 @@ def _check_output(call: Call) -> None:
         advice = name_for_weights(output)  # None: the name is fine
         if advice is not None:
             call.add(f"--output {output}: {verb} writes safetensors, so {advice}", "output")
+
+
+def _check_outputs_differ(call: Call) -> None:
+    """Add a problem to the call for each option that names the same output file as one before it."""
+    label_by_path: dict[str, str] = {}  # of the option that names the path first
+    for option in call.declared.options:
+        name = call.values[option.name]
+        if not option.writes or name is None or "\0" in name:
+            continue
+        first = label_by_path.setdefault(os.path.realpath(name), option.label)
+        if first != option.label:
+            call.add(f"{first} and {option.label} name one file: {name}")
 
 
 def name_for_weights(name: str) -> str | None:

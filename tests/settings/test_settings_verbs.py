@@ -52,6 +52,16 @@ M = {"model": ["a.st"]}
             ["--order has no effect with --scope global (flag)"],
         ),
         ("prune", {**M, "mask": "m", "share_sites": "2"}, ["--share-sites (flag) needs --with"]),
+        (
+            "eval",
+            {**M, "test": "d.npz", "output": "./r.st", "predictions": "r.st"},
+            ["--predictions and --output name one file: ./r.st"],
+        ),
+        (
+            "finetune",
+            {**M, "train": "d.npz", "output": "a.st", "log": "a.st"},
+            ["--log and --output name one file: a.st"],
+        ),
         ("prune", {**M, "mask": "m", "with_mask": "w"}, ["--with (flag) needs --share-sites"]),
         (
             "prune",
