@@ -33,7 +33,7 @@ class Values:
     tasks: Sequence[int] = (0,)
 
 
-def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, tasks: Sequence[int] = (0,)) -> Values:
+def values_of(logits: Tensor, labels: np.ndarray | None, ood_score: str, tasks: Sequence[int]) -> Values:
     """Return the OOD scores, the number of correct samples and the NLL of one batch, computed in float64.
 
     The NLL (-log p of the label) is counted in whole units, so that sums do not depend on the order of addition. OOD

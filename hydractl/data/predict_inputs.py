@@ -22,9 +22,9 @@ def open_inputs(
     *,
     reads: Mapping[str, str],
     labels: Sequence[str],
-    limit: int | None = None,
-    seed: int = 0,
-    on_bad: str = "error",
+    limit: int | None,
+    seed: int,
+    on_bad: str,
 ) -> Dataset:
     """Return the inputs of a command as a data set. Labels that do not fit the model are left out.
 

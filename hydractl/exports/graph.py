@@ -166,7 +166,7 @@ def reference_outputs(model: HydraModel, inputs: Any) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def expectations(
-    model: HydraModel, longest: int | None, seed: int, image_format: ImageFormat | None = None
+    model: HydraModel, longest: int | None, seed: int, image_format: ImageFormat | None
 ) -> list[Expectation]:
     """Return random inputs of several sizes, each with the outputs that the model itself computes for them.
 

@@ -98,7 +98,7 @@ class HeadWeights:
         o[list(positions)] = 0
         return replace(self, o=o)
 
-    def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None = None) -> HeadWeights:
+    def expanded(self, positions: Sequence[int], heads: int, key_heads: Sequence[int] | None) -> HeadWeights:
         """Return a block of more heads, with the heads present at given positions and zeros for all others.
 
         This undoes :meth:`select`, but for the weights of the missing heads. With grouped-query attention, several

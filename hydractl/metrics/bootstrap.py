@@ -126,7 +126,7 @@ def resample_aurocs(
     outside: Mapping[str, Samples],
     scores: Collection[str],
     *,
-    rounds: int = 1000,
+    rounds: int,
     seed: int = 0,
 ) -> dict[str, Resampled]:
     """Return the AUROC of several OOD scores against each OOD data set, on the data and in R bootstrap rounds.

@@ -337,7 +337,7 @@ def blocks(member_logits: np.ndarray, calibration: Calibration | None = None) ->
         yield slice(start, stop), block
 
 
-def block_of(member_logits: np.ndarray, calibration: Calibration | None = None) -> Block:
+def block_of(member_logits: np.ndarray, calibration: Calibration | None) -> Block:
     """Return all samples as one :class:`Block`; for few samples, and what is raised, see :func:`blocks`."""
     # Copy in C order: numpy adds up a row in the order of memory, and rounding must not depend on the caller's.
     values = np.array(member_logits, dtype=np.float64, order="C")
@@ -375,7 +375,7 @@ def entropy_of_shifted(probs: Floats, shifted: Floats, log_total: Floats) -> Flo
     return entropy
 
 
-def pool_log_probs(log_probs: Floats, arrays: Arrays = ON_ARRAYS) -> Floats:
+def pool_log_probs(log_probs: Floats, arrays: Arrays) -> Floats:
     """Return log p [N, C] of the mean over M members, from the members' log-probabilities log p_m [M, N, C].
 
     log p = log(1/M sum_m exp(log p_m)) = highest + log(sum_m exp(log p_m - highest)) - log M, where the highest log p_m

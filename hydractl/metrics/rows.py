@@ -50,7 +50,7 @@ def _values(kind: MetricKind, data: Any, names: Names) -> Blocks:
     return values
 
 
-def _id_values(samples: Samples | Resample, names: Names = None) -> Blocks:
+def _id_values(samples: Samples | Resample, names: Names) -> Blocks:
     """Return the number of ID samples ``n`` and the metrics of labelled ID data, by key.
 
     Without samples all values but n are None; without labels there is only n.

@@ -383,7 +383,7 @@ class TrainingFeatures:
 def read_training(
     models: Sequence[Network],
     batches: Iterable[tuple[Sequence[int], Any]],
-    labels: npt.NDArray[np.int64] | None = None,
+    labels: npt.NDArray[np.int64] | None,
     *,
     holds_out: bool = False,
 ) -> TrainingFeatures:

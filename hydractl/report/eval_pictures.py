@@ -97,7 +97,7 @@ Levels = Mapping[str, OodDetection]
 """What horizontal lines of the overview stand for, by label."""
 
 
-def overview(answer: EvalAnswer, study: StudyAnswer | None = None) -> Picture | None:
+def overview(answer: EvalAnswer, study: StudyAnswer | None) -> Picture | None:
     """Return the picture of OOD detection (AUROC and FPR95) over mult-adds; None if no row has a figure and a cost.
 
     Each row is a model, and a point. With a study, horizontal lines show the single model with MSP and with its own OOD

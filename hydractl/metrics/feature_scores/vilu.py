@@ -31,9 +31,7 @@ _MOST_SAMPLES = 10_000
 """The number of samples, roughly, whose products with all class texts are computed at once."""
 
 
-def vilu_logits(
-    weights: Mapping[str, Tensor], features: Tensor, texts: Tensor, scale: Tensor | float | None = None
-) -> Tensor:
+def vilu_logits(weights: Mapping[str, Tensor], features: Tensor, texts: Tensor, scale: Tensor | float | None) -> Tensor:
     """Return the logit of the probability that the model's prediction is wrong, ``[n]``, by the ViLU network.
 
     Each image attends to all class texts, with attention = softmax(scale * cosines) for identity projections. An MLP
@@ -75,9 +73,7 @@ def vilu_logits(
     return logits.squeeze(1)
 
 
-def fit_vilu(
-    features: Floats, labels: NDArray[np.int64], texts: Floats, scale: float | None = None
-) -> dict[str, Floats]:
+def fit_vilu(features: Floats, labels: NDArray[np.int64], texts: Floats, scale: float | None) -> dict[str, Floats]:
     """Return the network that predicts wrong predictions, trained on labelled samples from a fixed seed.
 
     Args:
