@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import numpy as np
 
 from hydractl.data.arrays import ArrayImages
 from hydractl.data.base import Dataset, RowIds
@@ -63,7 +62,7 @@ def read_memory(spec: DataSpec, limit: int | None) -> tuple[Dataset, RawLabels]:
 
 def _as_python(label: Any) -> Any:
     """Return a label as a plain Python value; numbers of numpy and torch, and arrays of one, are converted."""
-    is_one_number = hasattr(label, "item") and np.size(label) == 1
+    is_one_number = hasattr(label, "item") and math.prod(label.shape) == 1
     return label.item() if is_one_number else label
 
 
