@@ -147,9 +147,7 @@ def judged(rows: list[Resampled], metrics: tuple[str, ...], n: int) -> dict[str,
     differences = paired_differences(first, second)
     findings = {}
     for metric in metrics:
-        difference = differences[metric]
-        assert difference["value"] is not None and difference["ci"] is not None
-        findings[metric] = judge(metric, difference["value"], difference["ci"], n)
+        findings[metric] = judge(metric, differences[metric], n)
     return findings
 
 

@@ -347,8 +347,8 @@ MUTATIONS = (
     Mutation(
         "the threshold of another score than the one chosen",
         "hydractl/evaluation/fitting.py",
-        "values = samples.scores[score]",
-        "values = samples.scores[scores[0]]",
+        "{set_name: samples.scores[score] for",
+        "{set_name: samples.scores[scores[0]] for",
         "tests/evaluation/test_calibrate.py",
     ),
     Mutation(

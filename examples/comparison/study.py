@@ -59,9 +59,9 @@ class Comparison:
         self.model, self.options = model, {name: shlex.split(str(text)) for name, text in options.items()}
         self.rows: dict[str, Callable[[], str]] = {
             "single": lambda: self.predicted("single", model),
-            "deep": lambda: self.apart(self.trained("deep")),
+            "deep": lambda: self.apart("deep", self.trained("deep")),
             "mc-dropout": lambda: self.predicted("mc-dropout", model, *self.options["mc-dropout"]),
-            "batch-ensemble": lambda: self.apart(self.trained("batch-ensemble")),
+            "batch-ensemble": lambda: self.apart("batch-ensemble", self.trained("batch-ensemble")),
             "lora": lambda: self.fused("lora", self.trained("lora")),
         }
         kinds = {"taylor": [f"taylor{seed}" for seed in SEEDS], "circuit": [f"circuit-{name}" for name in OBJECTIVES]}
@@ -72,8 +72,8 @@ class Comparison:
                 self.rows[f"hydra-{kind}{tuned}"] = lambda kind=kind, names=names, tuned=tuned: self.fused(
                     f"hydra-{kind}{tuned}", self.members(names, tuned)
                 )
-                self.rows[f"members-{kind}{tuned}"] = lambda names=names, tuned=tuned: self.apart(
-                    self.members(names, tuned)
+                self.rows[f"members-{kind}{tuned}"] = lambda kind=kind, names=names, tuned=tuned: self.apart(
+                    f"members-{kind}{tuned}", self.members(names, tuned)
                 )
 
     # --- predictions --------------------------------------------------------------------------------------------------
@@ -85,9 +85,9 @@ class Comparison:
             step(f"{name}.eval.json", "eval", f"{name}={model}", *words, "--predictions", str(path), "--resume", "-q")
         return str(path)
 
-    def apart(self, members: dict[str, str]) -> str:
-        """The logits of members one after another; none of them runs twice for it."""
-        return "+".join(self.predicted(name, path) for name, path in members.items())
+    def apart(self, name: str, members: dict[str, str]) -> str:
+        """The logits of members that run one after another."""
+        return self.predicted(name, "+".join(members.values()))
 
     def fused(self, name: str, members: dict[str, str]) -> str:
         """The logits of members that run as one."""
