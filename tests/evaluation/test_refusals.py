@@ -96,8 +96,8 @@ def test_what_has_no_effect_or_no_meaning_is_refused_early(asked: list[str], cap
 
 
 def test_two_outputs_have_names_of_their_own(capsys: Any) -> None:
-    run("eval", "c.st", *TEST, "--predictions", "q.st", "-o", "./q.st", code=5)
-    assert "give every output a name of its own" in capsys.readouterr().err and not Path("q.st").exists()
+    run("eval", "c.st", *TEST, "--predictions", "q.st", "-o", "./q.st", code=2)
+    assert "--predictions and --output name one file: ./q.st" in capsys.readouterr().err and not Path("q.st").exists()
 
 
 def test_a_limit_is_for_validation_data_beside_predictions() -> None:
